@@ -1,0 +1,91 @@
+"""The shape of a case.
+
+A value is always a cost (seconds or bytes of one operation) and a ratio always baseline / value, so more is better
+everywhere. A floor bounds the ratio from below; a limit bounds the value itself from above. Both are those of
+PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender in one case. `contender` names its worker module, `variant` is for that module to read."""
+
+    label: str
+    contender: str
+    variant: str = ""
+    floor: float | None = None
+    floor_from: str | None = None
+    """The floor is that row's own ratio, less a little for noise: "no worse than the raw store"."""
+    limit: float | None = None
+    baseline: str = "raw"
+    operations: int | None = None
+    prefill: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Rows that take turns, and how much each does per turn."""
+
+    name: str
+    title: str
+    group: str
+    store: str
+    op: str
+    rows: tuple[Row, ...]
+    unit: str = "seconds"
+    threads: int = 1
+    operations: int = 5_000
+    """The most operations in a slice."""
+    budget_seconds: float = 0.1
+    """A slice is cut to about this long, so that a slow rival can't stretch the run."""
+    slices: int = 4
+    repetitions: int | None = None
+    prefill: int = 0
+    is_fixed: bool = False
+    """Exactly `operations` per slice, without calibration: exact counts and one-shot figures."""
+    is_timed: bool = False
+    """With threads: a slice lasts for its budget, instead of until each thread has done its share."""
+    is_full_only: bool = False
+
+
+RAW = Row("raw", "raw")
+
+
+def ours(**bounds: float) -> tuple[Row, Row]:
+    """Both everyday forms of effectonce, held to the same floor."""
+    return (
+        Row("effectonce process", "effectonce", "process", floor=bounds.get("floor")),
+        Row("effectonce decorated", "effectonce", "decorated", floor=bounds.get("floor")),
+    )
+
+
+def growth_case(store: str, label: str, op: str, keys: int) -> Case:
+    """The cost at many keys against the same contender's cost at a thousand, both stores open side by side."""
+    return Case(
+        name=f"{store}-growth-{op}",
+        title=f"{label}, {op}, {keys:,} keys (ratio to 1,000 keys)",
+        group=store,
+        store=store,
+        op=op,
+        rows=(
+            Row("raw, few", "raw", prefill=1_000, baseline=""),
+            Row("raw, many", "raw", prefill=keys, baseline="raw, few"),
+            Row("effectonce, few", "effectonce", "process", prefill=1_000, baseline=""),
+            Row(
+                "effectonce, many",
+                "effectonce",
+                "process",
+                prefill=keys,
+                baseline="effectonce, few",
+                floor_from="raw, many",
+            ),
+        ),
+        # Few new keys, or the small store would not stay small.
+        operations=100 if op == "new" else 2_000,
+        is_full_only=True,
+    )

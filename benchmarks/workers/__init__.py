@@ -1,0 +1,1 @@
+"""One module per contender. Each imports only the standard library and its contender, as in that environment."""

@@ -1,0 +1,86 @@
+"""effectonce: `receiver.process` and a decorated call, on the default policy of each store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.workers.base import RESULT, Counter, Setup, Subject
+from benchmarks.workers.micro import PAYLOAD, Work, micro_stream
+from benchmarks.workers.purging import ClaimsBesidePurge
+from benchmarks.workers.startup import ImportTime
+from benchmarks.workers.timing import FileSize, stream
+from benchmarks.workers.waiting import AsyncBody, Body, WaitInThreads, WaitOnLoop
+from effectonce import Message, Receiver, codec, keys
+
+DISTRIBUTION = "effectonce"
+
+
+def open_subject(setup: Setup) -> Subject:
+    """Open one case of effectonce."""
+    if setup.op == "import":
+        return ImportTime("effectonce")
+    if setup.op == "micro":
+        return micro_stream(setup, _work(setup.variant))
+    if setup.op == "purge":
+        return ClaimsBesidePurge(setup, _url(setup))
+    receiver = Receiver(_url(setup))
+    if setup.op == "wait":
+        return _waiting(setup, receiver)
+    counter = Counter()
+    handle, tick, process = counter.handle, counter.tick, receiver.process
+
+    @receiver.idempotent(key="order_id")
+    def charge(order_id: str) -> dict[str, Any]:
+        tick()
+        return RESULT
+
+    def run_process(keys: Iterable[str]) -> None:
+        for key in keys:
+            process(Message(id=key), handle)
+
+    def run_decorated(keys: Iterable[str]) -> None:
+        for key in keys:
+            charge(key)
+
+    def fill(keys: Iterable[str]) -> None:
+        receiver.process_batch([Message(id=key) for key in keys], handle)
+
+    if setup.op == "bytes":
+        return FileSize(setup, fill, receiver.close)
+    if setup.variant == "decorated":
+        return stream(setup, run_decorated, counter, close=receiver.close)
+    return stream(setup, run_process, counter, fill=fill, close=receiver.close)
+
+
+def _url(setup: Setup) -> str:
+    return "memory://" if setup.store == "memory" else f"sqlite:///{setup.file()}"
+
+
+def _waiting(setup: Setup, receiver: Receiver) -> Subject:
+    """Waiting is what the default policy does with a duplicate of a running attempt."""
+
+    def call(key: str, body: Body) -> object:
+        return receiver.process(Message(id=key), lambda _: body())
+
+    async def acall(key: str, body: AsyncBody) -> object:
+        async def handle(_: object) -> dict[str, Any]:
+            return await body()
+
+        return await receiver.aprocess(Message(id=key), handle)
+
+    return WaitOnLoop(acall) if setup.variant == "asyncio" else WaitInThreads(call, receiver.close)
+
+
+def _work(name: str) -> Work:
+    """The parts of a call that a caller can also use alone."""
+    hint, encoded = dict[str, Any], codec.encode(RESULT, dict[str, Any])
+    work: dict[str, Work] = {
+        "uuid7": lambda _: keys.uuid7(),
+        "fingerprint": lambda _: keys.fingerprint(PAYLOAD),
+        "encode": lambda _: codec.encode(RESULT, hint),
+        "decode": lambda _: codec.decode(encoded, hint),
+        "message": lambda key: Message(id=key),
+        "content-id": lambda _: Message.with_content_id(PAYLOAD, source="bench"),
+    }
+    return work[name]

@@ -1,0 +1,217 @@
+"""Translation, pure: a call into commands for a store, a store's answers into outcomes for a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import codec
+from ._attempt import Attempt
+from ._messages import Outcome, Status
+from ._records import NOBODY, Claim, Completion, Decision, Guarantee, Record, State, Verdict
+from .errors import (
+    AttemptsExhausted,
+    EffectOnceError,
+    InDoubt,
+    InProgress,
+    KeyReused,
+    LateArrival,
+    NotApplied,
+    ResultUnavailable,
+)
+from .hooks import EventKind
+from .keys import new_owner
+from .policy import Policy, Resolution
+
+UNAVAILABLE = b"!"
+"""Begins a stored result that says why there is none. JSON never begins so."""
+
+
+class Call(NamedTuple):
+    """One delivery: which effect, what was asked, and how to treat it."""
+
+    key: str
+    fingerprint: bytes
+    policy: Policy
+    hint: Any = Any
+    may_create: bool = True
+
+
+# Commands
+
+
+def claim_of(call: Call) -> Claim:
+    """The command that asks for a call's key."""
+    policy = call.policy
+    return Claim(
+        call.key,
+        new_owner(),
+        call.fingerprint,
+        policy.lease,
+        policy.keep,
+        policy.on_crash == "in_doubt",
+        policy.max_attempts,
+        call.may_create,
+    )
+
+
+def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
+    """The command that records a result. A result that can't be stored never costs the completion."""
+    return Completion(
+        call.key, attempt.claim.owner, attempt.fence, State.COMPLETED, _encode(call, value), call.policy.keep
+    )
+
+
+def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:
+    """The command that a handler's exception asks for, by the policy."""
+    policy = call.policy
+    state, result = State.ABSENT, None
+    if isinstance(error, policy.in_doubt):
+        state = State.IN_DOUBT
+    elif isinstance(error, policy.remember) and not isinstance(error, NotApplied):
+        state, result = State.FAILED, codec.encode_error(error)
+    return Completion(call.key, attempt.claim.owner, attempt.fence, state, result, policy.keep)
+
+
+def settlement_of(call: Call, record: Record, resolution: Resolution) -> Completion:
+    """The command that ends a record in doubt as a prober or a person says."""
+    state, result = State.ABSENT, None
+    if resolution.kind == "completed":
+        state, result = State.COMPLETED, _encode(call, resolution.value)
+    elif resolution.kind == "failed":
+        state, result = State.FAILED, codec.encode_error(resolution.value)
+    return Completion(record.key, NOBODY, record.fence, state, result, call.policy.keep)
+
+
+# Outcomes
+
+
+def executed(attempt: Attempt, value: Any) -> Outcome[Any]:
+    """The handler ran and its result is recorded."""
+    return Outcome("executed", value, False, attempt.number, attempt.fence, attempt.guarantee, None)
+
+
+def failed(attempt: Attempt, status: Status, error: BaseException) -> Outcome[Any]:
+    """The handler ran and raised, or lost its lease."""
+    return Outcome(status, None, False, attempt.number, attempt.fence, attempt.guarantee, error)
+
+
+def store_error(call: Call, error: BaseException) -> Outcome[Any]:
+    """The store gave no answer."""
+    return Outcome("store_error", None, False, 0, 0, guarantee_of(call.policy), error)
+
+
+def replayed(call: Call, record: Record) -> Outcome[Any]:
+    """The first answer, again."""
+    status, value, error = _decode(call, record)
+    return Outcome(status, value, True, record.attempts, record.fence, record.guarantee, error)
+
+
+def joined(outcome: Outcome[Any]) -> Outcome[Any]:
+    """The outcome of the attempt that was joined, its error included."""
+    status: Status = "replayed" if outcome.status == "executed" else outcome.status
+    return outcome._replace(status=status, replayed=True)
+
+
+def refused(call: Call, decision: Decision) -> tuple[EventKind, Outcome[Any]]:
+    """A claim that was neither granted nor done before, and the event that tells of it."""
+    policy, record = call.policy, decision.record
+    kind, status, error = REFUSALS[decision.verdict](call.key, decision)
+    attempts, fence = (record.attempts, record.fence) if record else (0, 0)
+    parked = decision.verdict is Verdict.LATE and policy.late == "dead_letter"
+    skipped = decision.verdict is Verdict.BUSY and policy.busy == "skip"
+    shown = None if parked or skipped else error
+    return kind, Outcome(status, None, False, attempts, fence, guarantee_of(policy), shown)
+
+
+def record_of(call: Call, attempt: Attempt, completion: Completion) -> Record:
+    """The record that a completion has left in the store, as far as a replay needs it."""
+    fence, tries, once = attempt.fence, attempt.number, attempt.claim.once
+    return Record(
+        call.key, completion.state, NOBODY, fence, call.fingerprint, 0.0, tries, completion.result, 0.0, once
+    )
+
+
+def guarantee_of(policy: Policy) -> Guarantee:
+    """The rung of the guarantee ladder that a policy asks for."""
+    return "at_most_once" if policy.on_crash == "in_doubt" else "fenced"
+
+
+def _encode(call: Call, value: Any) -> bytes | None:
+    if not call.policy.store_result:
+        return None
+    try:
+        encoded = codec.encode(value, call.hint)
+    except codec.Unencodable as error:
+        return UNAVAILABLE + str(error).encode("utf-8", "backslashreplace")
+    if len(encoded) > call.policy.max_result:
+        return UNAVAILABLE + f"it has {len(encoded)} bytes, max_result is {call.policy.max_result}".encode()
+    return encoded
+
+
+def _decode(call: Call, record: Record) -> tuple[Status, Any, BaseException | None]:
+    result, key = record.result, call.key
+    if record.state is State.FAILED:
+        if result is None:
+            return "failed", None, _exhausted(key, record)
+        error = codec.decode_error(result, call.policy.remember)
+        error.add_note(f"Replayed by effectonce: asking again with the same key gives this same error. [key {key}]")
+        return "failed", None, error
+    if result is None:
+        return "replayed", None, None
+    if result.startswith(UNAVAILABLE):
+        why = result[1:].decode("utf-8", "replace")
+        return "replayed", None, ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key)
+    try:
+        return "replayed", codec.decode(result, call.hint), None
+    except Exception as error:
+        unreadable = ResultUnavailable(f"This was done once, but its stored result can't be read here: {error}", key=key)
+        unreadable.__cause__ = error
+        return "replayed", None, unreadable
+
+
+def _exhausted(key: str, record: Record | None) -> AttemptsExhausted:
+    tried = record.attempts if record else 0
+    return AttemptsExhausted(
+        f"{tried} attempts crashed or failed and no more are allowed. Look at why, then use a new key.", key=key
+    )
+
+
+Refusal = tuple[EventKind, Status, EffectOnceError]
+
+REFUSALS: dict[Verdict, Callable[[str, Decision], Refusal]] = {
+    Verdict.BUSY: lambda key, decision: (
+        "busy",
+        "in_progress",
+        InProgress(
+            "Another attempt is running. Ask again with the same key in "
+            f"{max(decision.retry_after, 0.0):.1f} s at the latest.",
+            key=key,
+            retry_after=max(decision.retry_after, 0.0),
+        ),
+    ),
+    Verdict.MISMATCH: lambda key, _: (
+        "mismatch",
+        "mismatch",
+        KeyReused("This key was used before with another payload. Use a new key for a new request.", key=key),
+    ),
+    Verdict.IN_DOUBT: lambda key, _: (
+        "in_doubt",
+        "in_doubt",
+        InDoubt(
+            "An earlier attempt ended without saying whether its effect happened. Find out, then settle it with "
+            "receiver.resolve(key, ...); a prober= in the policy does so by itself.",
+            key=key,
+        ),
+    ),
+    Verdict.EXHAUSTED: lambda key, decision: ("failed", "failed", _exhausted(key, decision.record)),
+    Verdict.LATE: lambda key, _: (
+        "late",
+        "late",
+        LateArrival(
+            "This message is older than what the store remembers, so it can't be proven new. Check by hand whether "
+            'it was processed; late="process" runs such messages, a longer keep= remembers more.',
+            key=key,
+        ),
+    ),
+}

@@ -1,0 +1,90 @@
+"""The asyncio colour: the core's coroutines on the caller's own event loop and in the caller's own task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._blocking import Gathered
+from .errors import LeaseLost
+
+if TYPE_CHECKING:
+    from ._attempt import Attempt
+    from .stores.base import Store
+
+T = TypeVar("T")
+
+
+class Asyncio:
+    """Callers on an event loop."""
+
+    awaits = True
+    cancelled: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
+
+    def __init__(self, store: Store) -> None:
+        self.store = store.for_asyncio()
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(seconds)
+
+    async def wait(self, attempt: Attempt, seconds: float) -> None:
+        """Wait until an attempt of this process ends, at most ``seconds``."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        attempt.when_ended(lambda: _on(loop, wake))
+        timer = loop.call_later(seconds, wake)
+        try:
+            await ended
+        finally:
+            timer.cancel()
+
+    async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
+        """Await the handler, and cancel it when the keeper says that the attempt's lease is lost."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        running = True
+
+        def cancel() -> None:
+            if running and task is not None:
+                task.cancel()
+
+        attempt.when_lost(lambda: _on(loop, cancel))
+        try:
+            return await handler
+        except asyncio.CancelledError:
+            if attempt.lost and task is not None and task.uncancel() == 0:
+                raise LeaseLost("The handler was cancelled because its lease was lost.", key=attempt.key) from None
+            raise
+        finally:
+            running = False
+
+    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
+        """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
+        slots = asyncio.Semaphore(limit)
+        interrupted: BaseException | None = None
+
+        async def one(job: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+            async with slots:
+                return None if interrupted else await job()
+
+        tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+        while not all(task.done() for task in tasks):
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError as error:
+                interrupted = error
+                for task in tasks:
+                    task.cancel()
+        return [None if task.cancelled() else task.result() for task in tasks], interrupted
+
+
+def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # a closed loop has nobody left to tell
+        loop.call_soon_threadsafe(callback)

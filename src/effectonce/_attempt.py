@@ -1,0 +1,131 @@
+"""One attempt at an effect: what a handler can ask about itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from . import keys
+from .errors import LeaseLost, UsageError
+
+if TYPE_CHECKING:
+    from ._records import Claim, Completion, Guarantee
+
+RENEW_SHARE = 3.0
+"""A lease is renewed after a third of it, so that two renewals may fail before it ends."""
+
+
+class Attempt:
+    """The running attempt, as ``current()`` gives it to a handler.
+
+    ``key`` names the effect, ``fence`` is the token to hand to anything that checks for stale writers, ``number``
+    counts attempts at this key.
+    """
+
+    __slots__ = (
+        "_claim",
+        "_lost",
+        "_monotonic",
+        "_on_end",
+        "_on_lost",
+        "cancelled",
+        "deadline",
+        "ended",
+        "fence",
+        "key",
+        "number",
+        "outcome",
+        "renew_at",
+        "started",
+        "unrecorded",
+    )
+
+    def __init__(
+        self, claim: Claim, fence: int, number: int, started: float, monotonic: Callable[[], float]
+    ) -> None:
+        self._claim = claim
+        self.key = claim.key
+        self.fence = fence
+        self.number = number
+        self.started = started
+        self._monotonic = monotonic
+        self.hold(started)
+        self._lost = False
+        self.ended = False
+        self.outcome: Any = None
+        self.unrecorded: Completion | None = None
+        self.cancelled: BaseException | None = None
+        self._on_end: list[Callable[[], object]] | None = None
+        self._on_lost: Callable[[], object] | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The rung of the guarantee ladder this attempt stands on."""
+        return "at_most_once" if self._claim.once else "fenced"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is gone: another attempt may be running, so stop before the next effect."""
+        return self._lost or self._monotonic() >= self.deadline
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if the lease is gone. Call it right before an effect that can't be undone."""
+        if self.lost:
+            raise LeaseLost("The lease of this attempt is over; another may have taken over.", key=self.key)
+
+    def key_for(self, name: str) -> str:
+        """A key for a call downstream, the same on every attempt: the sink can dedupe on it."""
+        return keys.derived(self.key, name)
+
+    # What follows is for the flow and the keeper.
+
+    @property
+    def claim(self) -> Claim:
+        """The claim this attempt was granted."""
+        return self._claim
+
+    def hold(self, granted_at: float) -> None:
+        """Count the lease from when it was asked for: the store's own count can only start later."""
+        lease = self._claim.lease
+        self.deadline = granted_at + lease
+        self.renew_at = granted_at + lease / RENEW_SHARE
+
+    def lose(self) -> None:
+        """Tell the handler that its lease is gone."""
+        if not self._lost:
+            self._lost = True
+            if self._on_lost is not None:
+                self._on_lost()
+
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        """Call back, from the keeper's thread, when the lease is lost."""
+        self._on_lost = callback
+        if self._lost:
+            callback()
+
+    def end(self, outcome: Any) -> None:
+        """Let those who wait for this attempt go on. Its record is written by now, or never will be."""
+        self.outcome = outcome
+        self.ended = True
+        for callback in self._on_end or ():
+            callback()
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call back when the attempt has ended, at once if it has; perhaps twice."""
+        if self._on_end is None:
+            self._on_end = []
+        self._on_end.append(callback)
+        if self.ended:
+            callback()
+
+
+CURRENT: ContextVar[Attempt] = ContextVar("effectonce_attempt")
+
+
+def current() -> Attempt:
+    """The attempt that is running here. Outside a handler there is none, which is an error."""
+    try:
+        return CURRENT.get()
+    except LookupError:
+        raise UsageError("current() works only inside a handler that a Receiver runs.") from None

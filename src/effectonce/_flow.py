@@ -1,0 +1,353 @@
+"""The one flow: claim, run, record. Every boundary goes through here; both colours share every line.
+
+A handler's result is given to its caller only after it has been recorded. What ends without the handler's own
+word (a cancelled task, a dying process, an unanswered write) never releases the claim.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from types import CoroutineType
+from typing import Any, Protocol, TypeVar, cast
+
+from . import _answers as answers
+from ._answers import Call
+from ._attempt import CURRENT, Attempt
+from ._blocking import Gathered
+from ._keeper import Keeper
+from ._messages import Outcome
+from ._records import Claim, Completion, Decision, Ending, Record, State, Verdict
+from .errors import LeaseLost, StoreError, StoreUnavailable
+from .hooks import EventKind, Events
+from .stores.base import Store
+
+T = TypeVar("T")
+
+SENDS = 4
+"""How often an ending is sent before the keeper takes it over."""
+FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05
+"""Between two looks at a key that another process holds."""
+ENDED: dict[State, EventKind] = {State.FAILED: "failed", State.IN_DOUBT: "in_doubt", State.ABSENT: "released"}
+"""The event that tells of a handler's exception, by the state it leaves."""
+
+
+class Colour(Protocol):
+    """What differs between blocking callers and callers on an event loop."""
+
+    awaits: bool
+    cancelled: tuple[type[BaseException], ...]
+    store: Store
+
+    async def pause(self, seconds: float) -> None: ...
+    async def wait(self, attempt: Attempt, seconds: float) -> None: ...
+    async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T: ...
+    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]: ...
+
+
+class Flow:
+    """Claims a key, runs the handler, records how it ended."""
+
+    def __init__(self, keeper: Keeper, events: Events, monotonic: Callable[[], float]) -> None:
+        self.keeper = keeper
+        self.events = events
+        self.monotonic = monotonic
+        self._cache: dict[str, tuple[float, Record]] = {}
+
+    async def run(
+        self, colour: Colour, call: Call, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Outcome[Any]:
+        """Run a handler for a call, or answer from what is remembered."""
+        opened = await self.open(colour, call)
+        if type(opened) is not Attempt:
+            return cast("Outcome[Any]", opened)
+        try:
+            value = await invoke(colour, opened, handler, args, kwargs)
+        except BaseException as error:
+            return await self.fail(colour, call, opened, error)
+        return await self.finish(colour, call, opened, value)
+
+    async def open(self, colour: Colour, call: Call) -> Attempt | Outcome[Any]:
+        """Claim the key: an attempt that may run, or the outcome of not running."""
+        policy = call.policy
+        if policy.local_cache and (cached := self._cached(call)):
+            return self.replay(call, cached)
+        claim = answers.claim_of(call)
+        waiting: _Waiting | None = None
+        probed = False
+        while True:
+            sent_at = self.monotonic()
+            try:
+                decision = await self._claim(colour, claim)
+            except StoreError as error:
+                return self.store_error(call, error)
+            if decision.verdict is Verdict.BUSY:
+                waiting = waiting or _Waiting(self, call)
+                refused = await waiting.turn(colour, decision)
+                if refused is None:
+                    continue
+                return refused
+            if decision.verdict is Verdict.IN_DOUBT and policy.prober and not probed and decision.record:
+                probed = True
+                if await self._probe(colour, call, decision.record):
+                    continue
+            return self.admit(call, claim, decision, sent_at)
+
+    def admit(self, call: Call, claim: Claim, decision: Decision, sent_at: float) -> Attempt | Outcome[Any]:
+        """Turn a store's answer into an attempt, or into the outcome that it stands for."""
+        verdict, record = decision.verdict, decision.record
+        if verdict is Verdict.CLAIMED or verdict is Verdict.TAKEN_OVER:
+            assert record is not None
+            attempt = Attempt(claim, record.fence, record.attempts, sent_at, self.monotonic)
+            self.keeper.watch(attempt)
+            kind = "claimed" if verdict is Verdict.CLAIMED else "taken_over"
+            self.events.tell(kind, sent_at, claim.key, record.fence, record.attempts, attempt.guarantee)
+            return attempt
+        if verdict is Verdict.REPLAY:
+            assert record is not None
+            return self.replay(call, record)
+        return self.refuse(call, decision)
+
+    async def finish(self, colour: Colour, call: Call, attempt: Attempt, value: Any) -> Outcome[Any]:
+        """Record a result, then give it."""
+        completion = answers.completion_of(call, attempt, value)
+        try:
+            ending = await self._end(colour, attempt, completion)
+        except StoreError as error:
+            return self.store_error(call, error)
+        if ending is Ending.FENCED:
+            return await self.overtaken(colour, call, attempt)
+        return self.recorded(call, attempt, completion, value)
+
+    def recorded(self, call: Call, attempt: Attempt, completion: Completion, value: Any) -> Outcome[Any]:
+        """The outcome of an attempt whose result has been recorded."""
+        self._tell_end("completed", attempt)
+        if call.policy.local_cache:
+            self._remember(call, answers.record_of(call, attempt, completion))
+        return self.close(attempt, answers.executed(attempt, value))
+
+    async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
+        """Record what a handler's exception means. One that is not the handler's word leaves the claim alone."""
+        if not isinstance(error, Exception):
+            self.close(attempt, None)
+            raise error
+        if isinstance(error, LeaseLost) and attempt.lost:
+            return await self.overtaken(colour, call, attempt)
+        ending = answers.failure_of(call, attempt, error)
+        try:
+            answer = await self._end(colour, attempt, ending)
+        except StoreError as unanswered:
+            if ending.state is State.ABSENT:  # nothing to remember: the handler's own error says it best
+                return answers.failed(attempt, "failed", error)
+            return self.store_error(call, unanswered)
+        return self.unfinished(attempt, ending, answer, error)
+
+    def unfinished(
+        self, attempt: Attempt, ending: Completion, answer: Ending, error: BaseException
+    ) -> Outcome[Any]:
+        """The outcome of an attempt whose handler raised, after its ending has been recorded."""
+        kind = "fenced" if answer is Ending.FENCED else ENDED[ending.state]
+        self._tell_end(kind, attempt, type(error).__name__)
+        status = "in_doubt" if ending.state is State.IN_DOUBT else "failed"
+        return self.close(attempt, answers.failed(attempt, status, error))
+
+    async def overtaken(self, colour: Colour, call: Call, attempt: Attempt) -> Outcome[Any]:
+        """The lease was lost and the result refused. The record's answer counts, never this attempt's own."""
+        self._tell_end("fenced", attempt)
+        self.close(attempt, None)
+        try:
+            record = await colour.store.get(call.key)
+        except StoreError as error:
+            return self.store_error(call, error)
+        done = record is not None and record.state in (State.COMPLETED, State.FAILED)
+        if record is not None and done and record.fingerprint == call.fingerprint:
+            return self.replay(call, record)
+        lost = LeaseLost(
+            "The handler ran longer than its lease could be kept, so its result was refused. Ask again with the "
+            "same key to get the answer that counts; a longer lease= avoids this.",
+            key=call.key,
+        )
+        return answers.failed(attempt, "failed", lost)
+
+    def replay(self, call: Call, record: Record) -> Outcome[Any]:
+        """Answer a duplicate from the record."""
+        self.events.tell("replayed", self.monotonic(), call.key, record.fence, record.attempts, record.guarantee)
+        if call.policy.local_cache:
+            self._remember(call, record)
+        return answers.replayed(call, record)
+
+    def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
+        """Answer a duplicate with the outcome of the attempt that it met."""
+        self.events.tell(
+            "replayed", self.monotonic(), call.key, outcome.fence, outcome.attempt, outcome.guarantee
+        )
+        return answers.joined(outcome)
+
+    def close(self, attempt: Attempt, outcome: Any) -> Any:
+        """Let go of an attempt. A caller that was cancelled meanwhile hears of it now, when all is recorded."""
+        self.keeper.forget(attempt)
+        attempt.end(outcome)
+        if attempt.cancelled is not None:
+            raise attempt.cancelled
+        return outcome
+
+    async def _claim(self, colour: Colour, claim: Claim) -> Decision:
+        try:
+            try:
+                return await colour.store.claim(claim)
+            except StoreUnavailable:  # perhaps only the reply was lost: the same owner may ask again
+                return await colour.store.claim(claim)
+        except colour.cancelled:
+            await self.withdraw(colour, claim)
+            raise
+
+    async def withdraw(self, colour: Colour, claim: Claim) -> None:
+        """Give back a claim whose handler has not begun, if the store granted it."""
+        try:
+            decision, _ = await _insist(colour, lambda: colour.store.claim(claim))
+            if decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER) and decision.record:
+                fence = decision.record.fence
+                await _insist(colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep))
+        except StoreError as error:  # then its lease ends it
+            self.events.tell("store_error", self.monotonic(), claim.key, detail=str(error))
+
+    async def _end(self, colour: Colour, attempt: Attempt, ending: Completion) -> Ending:
+        """Write an ending, through cancellation and short outages; the keeper goes on where this gives up."""
+        try:
+            return await colour.store.complete(ending)
+        except StoreUnavailable:
+            pass
+        except colour.cancelled as cancelled:
+            attempt.cancelled = cancelled
+        try:
+            answer, cancelled_again = await _insist(colour, lambda: colour.store.complete(ending))
+        except StoreUnavailable as error:
+            attempt.unrecorded = ending
+            attempt.end(None)
+            raise StoreUnavailable(
+                "The handler has run but its ending could not be recorded yet; the claim stays and the write goes "
+                f"on being tried until the lease ends. Ask again with the same key. ({error})",
+                key=attempt.key,
+            ) from error
+        attempt.cancelled = cancelled_again or attempt.cancelled
+        return answer
+
+    async def _probe(self, colour: Colour, call: Call, record: Record) -> bool:
+        assert call.policy.prober is not None
+        resolution: Any = call.policy.prober(record)
+        if colour.awaits and inspect.isawaitable(resolution):
+            resolution = await resolution
+        if resolution is None:
+            return False
+        await colour.store.complete(answers.settlement_of(call, record, resolution))
+        return True
+
+    def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
+        kind, outcome = answers.refused(call, decision)
+        self.events.tell(
+            kind,
+            self.monotonic(),
+            call.key,
+            outcome.fence,
+            outcome.attempt,
+            outcome.guarantee,
+            None,
+            outcome.status,
+        )
+        if call.policy.dead_letter and decision.verdict in (Verdict.LATE, Verdict.EXHAUSTED):
+            call.policy.dead_letter(call.key, decision.verdict.value)
+        return outcome
+
+    def store_error(self, call: Call, error: StoreError) -> Outcome[Any]:
+        outcome = answers.store_error(call, error)
+        self.events.tell(
+            "store_error", self.monotonic(), call.key, 0, 0, outcome.guarantee, None, type(error).__name__
+        )
+        return outcome
+
+    def _tell_end(self, kind: EventKind, attempt: Attempt, detail: str = "") -> None:
+        now = self.monotonic()
+        took = now - attempt.started
+        self.events.tell(
+            kind, now, attempt.key, attempt.fence, attempt.number, attempt.guarantee, took, detail
+        )
+
+    def _cached(self, call: Call) -> Record | None:
+        found = self._cache.get(call.key)
+        if found is None or found[0] <= self.monotonic() or found[1].fingerprint != call.fingerprint:
+            return None
+        return found[1]
+
+    def _remember(self, call: Call, record: Record) -> None:
+        cache = self._cache
+        if call.key not in cache:
+            cache[call.key] = (self.monotonic() + call.policy.keep, record)
+            while len(cache) > call.policy.local_cache:
+                cache.pop(next(iter(cache)), None)
+
+
+class _Waiting:
+    """A duplicate's patience with a running attempt: in this process by its end, elsewhere by looking again."""
+
+    def __init__(self, flow: Flow, call: Call) -> None:
+        self._flow = flow
+        self._call = call
+        self._deadline = flow.monotonic() + call.policy.wait
+        self._pause = FIRST_PAUSE
+        self._told = False
+
+    async def turn(self, colour: Colour, decision: Decision) -> Outcome[Any] | None:
+        """Wait a turn and give None to claim again, or the outcome when waiting is over."""
+        flow, call = self._flow, self._call
+        left = self._deadline - flow.monotonic()
+        if call.policy.busy in ("reject", "skip"):
+            return flow.refuse(call, decision)
+        if not self._told:
+            self._told = True
+            flow.events.tell("busy", flow.monotonic(), call.key)
+        if left <= 0:
+            return answers.refused(call, decision)[1]
+        running = flow.keeper.live.get(call.key)
+        if running is not None and not running.ended:
+            await colour.wait(running, min(left, decision.retry_after + FIRST_PAUSE))
+            if call.policy.busy == "join" and running.outcome is not None:
+                return flow.join(call, running.outcome)
+        else:
+            await colour.pause(min(self._pause, left, decision.retry_after + FIRST_PAUSE))
+            self._pause = min(self._pause * 2, LAST_PAUSE)
+        return None
+
+
+async def invoke(
+    colour: Colour, attempt: Attempt, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a handler with ``current()`` set to its attempt."""
+    token = CURRENT.set(attempt)
+    try:
+        value = handler(*args, **kwargs)
+        if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
+            value = await colour.attend(attempt, value)
+        return value
+    finally:
+        CURRENT.reset(token)
+
+
+async def _insist(colour: Colour, send: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, BaseException | None]:
+    """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice."""
+    cancelled: BaseException | None = None
+    pause = 0.01
+    sends = 0
+    while True:
+        try:
+            return await send(), cancelled
+        except colour.cancelled as error:
+            cancelled = error
+        except StoreUnavailable:
+            sends += 1
+            if sends >= SENDS:
+                raise
+            try:
+                await colour.pause(pause)
+            except colour.cancelled as error:
+                cancelled = error
+            pause *= 4

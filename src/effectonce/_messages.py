@@ -1,0 +1,59 @@
+"""What comes in and what goes out: a message, and the outcome of processing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from . import keys
+from ._records import Guarantee
+from .errors import UsageError
+
+T = TypeVar("T")
+
+Status = Literal["executed", "replayed", "in_progress", "mismatch", "failed", "in_doubt", "late", "store_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something that may arrive twice.
+
+    ``id`` is the sender's and the same on every delivery; ``source`` says whose ids these are; ``payload`` is what
+    is asked (its hash is the fingerprint); ``timestamp`` (aware datetime or seconds since 1970) is when it was sent.
+    """
+
+    id: str
+    payload: Any = None
+    timestamp: datetime | float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        keys.check_id(self.id)
+        if isinstance(self.timestamp, datetime) and self.timestamp.tzinfo is None:
+            raise UsageError(f"timestamp={self.timestamp!r} has no time zone, so its age can't be told.")
+
+    @classmethod
+    def with_content_id(
+        cls, payload: Any, *, source: str = "", timestamp: datetime | float | None = None
+    ) -> Message:
+        """A message whose sender gave it no id: the same content from the same source has the same id."""
+        return cls(keys.content_id(payload, source), payload, timestamp, source)
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """What became of one delivery. A duplicate is a value here, not an exception."""
+
+    status: Status
+    value: T | None = None
+    replayed: bool = False
+    attempt: int = 0
+    fence: int = 0
+    guarantee: Guarantee = "fenced"
+    error: BaseException | None = None
+
+    def unwrap(self) -> Outcome[T]:
+        """This outcome, unless it has no result to give: then its error is raised."""
+        if self.error is not None:
+            raise self.error
+        return self

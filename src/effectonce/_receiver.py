@@ -1,0 +1,405 @@
+"""``Receiver``: the object people hold. It names effects, picks the colour, and leaves the rest to the flow."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+import typing
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import datetime
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from . import batch, keys
+from ._answers import Call, settlement_of
+from ._attempt import Attempt
+from ._blocking import Blocking, run
+from ._flow import Colour, Flow
+from ._keeper import Keeper
+from ._messages import Message, Outcome
+from ._records import Ending, Record, State
+from .claims import Claiming
+from .errors import ColourMismatch, UsageError
+from .functions import AsyncFunction, Function, Identity, KeySource, P, decorate
+from .hooks import Events, Hook, Stats
+from .keys import Key
+from .policy import Policy, Resolution
+from .stores import Store, open_store
+from .sweeping import Redrive, Swept, sweep
+
+if TYPE_CHECKING:
+    from ._asyncio import Asyncio
+
+R = TypeVar("R")
+
+DEFAULT_STORE = "sqlite:///effects.db"
+CLAIM_OPERATION = "claim"
+
+
+class Receiver:
+    """Makes effects happen once. One per process and store is plenty; it is safe to share between threads and loops.
+
+    store      a URL (``sqlite:///effects.db``, ``memory://``) or a Store
+    policy     how operations are treated unless they say otherwise
+    consumer   who processes messages here: two consumers of the same message each have their own effect
+    scope      whose keys these are (a tenant, an API key), unless a call says so
+    hooks      functions that are told every event
+    clock      the wall clock that says how old a message is
+    monotonic  the local clock that says when a lease is about to end
+    """
+
+    def __init__(
+        self,
+        store: str | Store = DEFAULT_STORE,
+        *,
+        policy: Policy | None = None,
+        consumer: str = "",
+        scope: str = "",
+        hooks: Iterable[Hook] = (),
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = open_store(store)
+        self.policy = _policy(policy) or Policy()
+        self.consumer, self.scope = consumer, scope
+        self._clock = clock
+        self.events = Events(tuple(hooks), monotonic)
+        self.blocking = Blocking(self.store)
+        self._keeper = Keeper(self.blocking.store, monotonic, self._lost)
+        self.flow = Flow(self._keeper, self.events, monotonic)
+        self._operations: dict[str, tuple[str, int]] = {}
+        _RECEIVERS.add(self)
+
+    @cached_property
+    def asyncio(self) -> Asyncio:
+        """The colour of callers on an event loop; only they pay for importing asyncio."""
+        from ._asyncio import Asyncio
+
+        return Asyncio(self.store)
+
+    # Messages
+
+    def process(
+        self,
+        message: Message,
+        handler: Callable[[Message], R],
+        *,
+        operation: str = "",
+        version: str | int = "",
+        scope: str | None = None,
+        policy: Policy | None = None,
+    ) -> Outcome[R]:
+        """Run ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
+        if _is_async(handler):
+            raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.aprocess(...)` for it.")
+        call = self._call(message, handler, operation, version, scope, policy)
+        return run(self.flow.run(self.blocking, call, handler, (message,), {})).unwrap()
+
+    async def aprocess(
+        self,
+        message: Message,
+        handler: Callable[[Message], Awaitable[R]] | Callable[[Message], R],
+        *,
+        operation: str = "",
+        version: str | int = "",
+        scope: str | None = None,
+        policy: Policy | None = None,
+    ) -> Outcome[R]:
+        """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
+        call = self._call(message, handler, operation, version, scope, policy)
+        return (await self.flow.run(self.asyncio, call, handler, (message,), {})).unwrap()
+
+    def process_batch(
+        self,
+        messages: Iterable[Message],
+        handler: Callable[[Message], R],
+        *,
+        operation: str = "",
+        version: str | int = "",
+        scope: str | None = None,
+        policy: Policy | None = None,
+        size: int = batch.DEFAULT_SIZE,
+        concurrency: int = batch.DEFAULT_CONCURRENCY,
+    ) -> list[Outcome[R]]:
+        """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
+        if _is_async(handler):
+            raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.aprocess_batch(...)`.")
+        slots = self._slots(messages, handler, operation, version, scope, policy)
+        return run(batch.run_batch(self.flow, self.blocking, slots, handler, size, concurrency))
+
+    async def aprocess_batch(
+        self,
+        messages: Iterable[Message],
+        handler: Callable[[Message], Awaitable[R]] | Callable[[Message], R],
+        *,
+        operation: str = "",
+        version: str | int = "",
+        scope: str | None = None,
+        policy: Policy | None = None,
+        size: int = batch.DEFAULT_SIZE,
+        concurrency: int = batch.DEFAULT_CONCURRENCY,
+    ) -> list[Outcome[R]]:
+        """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
+        slots = self._slots(messages, handler, operation, version, scope, policy)
+        return await batch.run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
+
+    # Functions and blocks
+
+    @overload
+    def idempotent(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncFunction[P, R]: ...
+    @overload
+    def idempotent(self, function: Callable[P, R], /) -> Function[P, R]: ...
+    @overload
+    def idempotent(
+        self,
+        *,
+        key: KeySource = None,
+        operation: str = "",
+        version: str | int = "",
+        scope: str | Callable[..., str] | None = None,
+        policy: Policy | None = None,
+        ignore: tuple[str, ...] = (),
+    ) -> _Decorator: ...
+    def idempotent(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        key: KeySource = None,
+        operation: str = "",
+        version: str | int = "",
+        scope: str | Callable[..., str] | None = None,
+        policy: Policy | None = None,
+        ignore: tuple[str, ...] = (),
+    ) -> Any:
+        """Decorate a function, or a method: its effect happens once per key, every repeat gets the first answer.
+
+        key        a parameter's name (``"order_id"``, ``"order.id"``), several names, or a function of the arguments;
+                   without it all arguments together are the key
+        operation  the effect's name; by default the function's module and qualified name
+        version    change it when the function's meaning changes, so that old results are not replayed
+        scope      whose keys these are: a name, or a function of the arguments
+        ignore     parameters that are tools (a session, a client) rather than content
+        """
+
+        def decorator(function: Callable[..., Any]) -> Any:
+            name = operation or self._operation_of(function)
+            whose = self.scope if scope is None else scope
+            identity = Identity(function, key, whose, name, version, ignore)
+            return decorate(self, function, identity, _policy(policy) or self.policy)
+
+        return decorator if function is None else decorator(function)
+
+    def claim(
+        self,
+        key: str | Key,
+        *,
+        payload: Any = None,
+        operation: str = CLAIM_OPERATION,
+        version: str | int = "",
+        scope: str | None = None,
+        policy: Policy | None = None,
+    ) -> Claiming:
+        """Claim a key for a block: ``with receiver.claim("key") as claim``, or ``async with``."""
+        named = key if isinstance(key, Key) else Key.of(key, operation, self.scope if scope is None else scope, version)
+        return Claiming(self, Call(named.text, keys.fingerprint(payload), _policy(policy) or self.policy))
+
+    # Operations
+
+    def resolve(
+        self,
+        key: str | Key,
+        kind: Literal["completed", "failed", "not_applied"],
+        value: Any = None,
+        *,
+        policy: Policy | None = None,
+    ) -> bool:
+        """Settle an attempt in doubt: it ``completed`` with a value, ``failed`` with an exception, or was ``not_applied``.
+
+        ``key`` is the text an error carries, or the id given to ``claim``. False when it is not in doubt (any more).
+        """
+        return run(self._resolve(self.blocking, key, kind, value, policy))
+
+    async def aresolve(
+        self,
+        key: str | Key,
+        kind: Literal["completed", "failed", "not_applied"],
+        value: Any = None,
+        *,
+        policy: Policy | None = None,
+    ) -> bool:
+        """``resolve`` for callers on an event loop."""
+        return await self._resolve(self.asyncio, key, kind, value, policy)
+
+    def get(self, key: str | Key) -> Record | None:
+        """What the store remembers of a key."""
+        return run(self.blocking.store.get(self._key_text(key)))
+
+    def sweep(self, redrive: Redrive | None = None, *, policy: Policy | None = None, limit: int = 1000) -> Swept:
+        """Find attempts whose lease is over and settle or re-drive them, without waiting for a retry to come."""
+        return run(sweep(self.flow, self.blocking, _policy(policy) or self.policy, redrive, limit))
+
+    async def asweep(
+        self, redrive: Redrive | None = None, *, policy: Policy | None = None, limit: int = 1000
+    ) -> Swept:
+        """``sweep`` for callers on an event loop."""
+        return await sweep(self.flow, self.asyncio, _policy(policy) or self.policy, redrive, limit)
+
+    def purge(self, limit: int = 256) -> int:
+        """Look at a bounded piece of the store and forget what has expired there. Traffic does so by itself."""
+        gone = run(self.blocking.store.purge(limit))
+        if gone:
+            self.events.tell("purged", self.flow.monotonic(), "", detail=f"{gone} records")
+        return gone
+
+    def stats(self, minutes: int = 5) -> Stats:
+        """Counts, rates and processing times since the start and over the last minutes."""
+        return self.events.stats(minutes)
+
+    def close(self) -> None:
+        """Stop renewing leases and close the store."""
+        self._keeper.close()
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Naming
+
+    def _call(
+        self,
+        message: Message,
+        handler: Callable[..., Any],
+        operation: str,
+        version: str | int,
+        scope: str | None,
+        policy: Policy | None,
+    ) -> Call:
+        if type(message) is not Message:
+            raise UsageError(f"{message!r} is not a Message. Wrap it: Message(id=..., payload=...).")
+        chosen = self.policy if policy is None else _policy(policy)
+        assert chosen is not None
+        prefix = _message_prefix(
+            self.scope if scope is None else scope, operation or self.consumer, message.source, version
+        )
+        payload, sent = message.payload, message.timestamp
+        fingerprint = b"" if payload is None else keys.fingerprint(payload)
+        may_create = sent is None or chosen.late == "process" or self._age(sent) <= chosen.keep
+        return Call(prefix + message.id, fingerprint, chosen, _hint(handler), may_create)
+
+    def _slots(
+        self,
+        messages: Iterable[Message],
+        handler: Callable[..., Any],
+        operation: str,
+        version: str | int,
+        scope: str | None,
+        policy: Policy | None,
+    ) -> list[batch.Slot]:
+        return [(self._call(m, handler, operation, version, scope, policy), (m,)) for m in messages]
+
+    def _age(self, sent: datetime | float) -> float:
+        return self._clock() - (sent.timestamp() if isinstance(sent, datetime) else sent)
+
+    def _operation_of(self, function: Callable[..., Any]) -> str:
+        name = f"{function.__module__}.{function.__qualname__}"
+        code = inspect.unwrap(function).__code__
+        place = (code.co_filename, code.co_firstlineno)
+        if self._operations.setdefault(name, place) != place:
+            raise UsageError(f"Two functions are called {name}, so they would share keys. Give one an operation=.")
+        return name
+
+    def _key_text(self, key: str | Key) -> str:
+        if isinstance(key, Key):
+            return key.text
+        return key if key.count("|") >= 3 else Key.of(key, CLAIM_OPERATION, self.scope).text
+
+    async def _resolve(
+        self, colour: Colour, key: str | Key, kind: Any, value: Any, policy: Policy | None
+    ) -> bool:
+        if kind not in ("completed", "failed", "not_applied"):
+            raise UsageError(f'{kind!r}: an attempt in doubt is "completed", "failed" or "not_applied".')
+        if kind == "failed" and not isinstance(value, BaseException):
+            raise UsageError("An attempt that failed needs the exception that its repeats shall get.")
+        record = await colour.store.get(self._key_text(key))
+        if record is None or record.state is not State.IN_DOUBT:
+            return False
+        call = Call(record.key, record.fingerprint, _policy(policy) or self.policy)
+        return await colour.store.complete(settlement_of(call, record, Resolution(kind, value))) is not Ending.FENCED
+
+    def _lost(self, attempt: Attempt, why: str) -> None:
+        self.events.tell(
+            "lease_lost",
+            self.flow.monotonic(),
+            attempt.key,
+            attempt.fence,
+            attempt.number,
+            attempt.guarantee,
+            None,
+            why,
+        )
+
+    def _after_fork(self) -> None:
+        self._keeper.after_fork()
+        self.events.after_fork()
+        self.store.after_fork()
+
+
+class _Decorator(typing.Protocol):
+    """What ``@receiver.idempotent(...)`` gives: it keeps the function's parameters, result and colour."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Function[P, R]: ...
+
+
+@lru_cache(maxsize=1024)
+def _message_prefix(scope: str, consumer: str, source: str, version: str | int) -> str:
+    named = [name for name in (consumer, source) if name]
+    return keys.prefix(scope, keys.composite(*named) if named else "message", version)
+
+
+@lru_cache(maxsize=1024)
+def _resolved_hint(handler: Callable[..., Any]) -> Any:
+    try:
+        return typing.get_type_hints(handler, include_extras=True).get("return", Any)
+    except Exception:  # an annotation that can't be resolved says nothing about the type
+        return Any
+
+
+def _hint(handler: Callable[..., Any]) -> Any:
+    """The handler's return annotation, by which results are rebuilt."""
+    annotations = getattr(handler, "__annotations__", None)
+    return _resolved_hint(handler) if annotations and "return" in annotations else Any
+
+
+def _is_async(handler: Callable[..., Any]) -> bool:
+    code = getattr(handler, "__code__", None)
+    if code is not None:
+        return bool(code.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))
+
+
+def _policy(policy: Policy | None) -> Policy | None:
+    if policy is not None and not isinstance(policy, Policy):
+        raise UsageError(f'{policy!r} is not a Policy. Write Policy(keep="24h", ...) or Policy.payments().')
+    return policy
+
+
+_RECEIVERS: weakref.WeakSet[Receiver] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for receiver in list(_RECEIVERS):
+        receiver._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,113 @@
+"""The frozen data that crosses every line: records, commands to a store, and its answers.
+
+Times are seconds. ``lease_until`` and ``expires_at`` are on the store's clock and never compared with a local one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import Final, Literal, NamedTuple
+
+Guarantee = Literal["fenced", "at_most_once", "atomic"]
+
+
+class State(IntEnum):
+    """What a store remembers of a key. The numbers are stored; never reuse one."""
+
+    ABSENT = 0
+    PENDING = 1
+    COMPLETED = 2
+    FAILED = 3
+    IN_DOUBT = 4
+
+
+NOBODY: Final = b""
+"""The owner of a record that no attempt holds."""
+
+
+class Record(NamedTuple):
+    """What a store remembers of one key.
+
+    An ABSENT record may still exist: a released claim keeps its fence, its attempts and its fingerprint.
+    """
+
+    key: str
+    state: State
+    owner: bytes
+    fence: int
+    fingerprint: bytes
+    lease_until: float
+    attempts: int
+    result: bytes | None
+    expires_at: float
+    once: bool
+    """Claimed at most once: when its attempt crashes, the record becomes IN_DOUBT instead of being taken over."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The rung of the guarantee ladder this record was claimed on."""
+        return "at_most_once" if self.once else "fenced"
+
+
+class Claim(NamedTuple):
+    """Ask for a key. Sent again with the same owner it gets the same answer."""
+
+    key: str
+    owner: bytes
+    fingerprint: bytes
+    lease: float
+    keep: float
+    once: bool = False
+    max_attempts: int | None = None
+    may_create: bool = True
+    """False for a message older than the window: it may be answered from memory, never started."""
+
+
+class Renewal(NamedTuple):
+    """Ask to hold a claim for another lease."""
+
+    key: str
+    owner: bytes
+    fence: int
+    lease: float
+    keep: float
+
+
+class Completion(NamedTuple):
+    """Ask to end a claim: COMPLETED with a result, FAILED with an error, IN_DOUBT, or ABSENT (released)."""
+
+    key: str
+    owner: bytes
+    fence: int
+    state: State
+    result: bytes | None
+    keep: float
+
+
+class Verdict(Enum):
+    """The answer to a claim."""
+
+    CLAIMED = "claimed"
+    TAKEN_OVER = "taken over"
+    REPLAY = "replay"
+    BUSY = "busy"
+    MISMATCH = "mismatch"
+    IN_DOUBT = "in doubt"
+    EXHAUSTED = "exhausted"
+    LATE = "late"
+
+
+class Decision(NamedTuple):
+    """A verdict with the record it leaves behind (None only when there is none)."""
+
+    verdict: Verdict
+    record: Record | None
+    retry_after: float = 0.0
+
+
+class Ending(Enum):
+    """The answer to a completion or a release."""
+
+    DONE = "done"
+    REPEATED = "repeated"
+    FENCED = "fenced"

@@ -1,0 +1,179 @@
+"""Many messages at once: one round trip to claim them, handlers side by side, one round trip to record them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from . import _answers as answers
+from ._answers import Call
+from ._attempt import Attempt
+from ._flow import Colour, Flow, invoke
+from ._messages import Outcome
+from ._records import Claim, Completion, Decision, Ending, Verdict
+from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError
+
+MAX_SIZE = 1000
+DEFAULT_SIZE = 100
+DEFAULT_CONCURRENCY = 16
+
+Slot = tuple[Call, tuple[Any, ...]]
+"""One message of a batch: its call and the handler's arguments."""
+
+
+class _Ran(NamedTuple):
+    """A handler that was run: its attempt and what it returned or raised."""
+
+    attempt: Attempt
+    value: Any
+    error: BaseException | None
+
+
+async def run_batch(
+    flow: Flow, colour: Colour, slots: Sequence[Slot], handler: Callable[..., Any], size: int, concurrency: int
+) -> list[Outcome[Any]]:
+    """Process messages in pieces of ``size``; outcomes in order, and no failure spoils another."""
+    if not 1 <= size <= MAX_SIZE or concurrency < 1:
+        raise UsageError(
+            f"size={size} must be between 1 and {MAX_SIZE}, concurrency={concurrency} at least 1."
+        )
+    outcomes: list[Outcome[Any]] = []
+    for start in range(0, len(slots), size):
+        outcomes += await _Piece(flow, colour, slots[start : start + size], handler, concurrency).run()
+    return outcomes
+
+
+class _Piece:
+    """One round of claims and completions."""
+
+    def __init__(
+        self, flow: Flow, colour: Colour, slots: Sequence[Slot], handler: Callable[..., Any], concurrency: int
+    ) -> None:
+        self.flow, self.colour, self.slots = flow, colour, slots
+        self.handler, self.concurrency = handler, concurrency
+        self.outcomes: dict[int, Outcome[Any]] = {}
+
+    async def run(self) -> list[Outcome[Any]]:
+        """Claim, run, record."""
+        first: dict[str, int] = {}
+        for index, (call, _) in enumerate(self.slots):
+            first.setdefault(call.key, index)
+        opened = await self._claim(list(first.values()))
+        interrupted = await self._run_and_record(opened)
+        if interrupted is not None:
+            raise interrupted
+        return [self._outcome(index, first[call.key]) for index, (call, _) in enumerate(self.slots)]
+
+    async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
+        """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
+        claims = [answers.claim_of(self.slots[index][0]) for index in indexes]
+        sent_at = self.flow.monotonic()
+        try:
+            decisions = await self._send(claims)
+        except StoreError as error:
+            for index in indexes:
+                self.outcomes[index] = self.flow.store_error(self.slots[index][0], error)
+            return {}
+        opened: dict[int, Attempt | None] = {}
+        for index, claim, decision in zip(indexes, claims, decisions, strict=True):
+            call = self.slots[index][0]
+            if _has_to_wait(call, decision):
+                opened[index] = None
+                continue
+            admitted = self.flow.admit(call, claim, decision, sent_at)
+            if isinstance(admitted, Attempt):
+                opened[index] = admitted
+            else:
+                self.outcomes[index] = admitted
+        return opened
+
+    async def _send(self, claims: list[Claim]) -> list[Decision]:
+        store = self.colour.store
+        try:
+            try:
+                return await store.claim_many(claims)
+            except StoreUnavailable:  # perhaps only the reply was lost
+                return await store.claim_many(claims)
+        except self.colour.cancelled:
+            for claim in claims:
+                await self.flow.withdraw(self.colour, claim)
+            raise
+
+    async def _run_and_record(self, opened: dict[int, Attempt | None]) -> BaseException | None:
+        if not opened:
+            return None
+        jobs = [lambda index=index, attempt=attempt: self._job(index, attempt) for index, attempt in opened.items()]
+        results, interrupted = await self.colour.gather(jobs, self.concurrency)
+        ran: dict[int, _Ran] = {}
+        for (index, attempt), result in zip(opened.items(), results, strict=True):
+            if isinstance(result, _Ran):
+                ran[index] = result
+            elif isinstance(result, Outcome):
+                self.outcomes[index] = result
+            elif attempt is not None:
+                self.flow.close(attempt, None)
+                await self.flow.withdraw(self.colour, attempt.claim)
+        await self._record(ran)
+        fatal = [r.error for r in ran.values() if r.error is not None and not isinstance(r.error, Exception)]
+        return interrupted or (fatal[0] if fatal else None)
+
+    async def _job(self, index: int, attempt: Attempt | None) -> _Ran | Outcome[Any]:
+        call, args = self.slots[index]
+        if attempt is None:
+            return await self.flow.run(self.colour, call, self.handler, args, {})
+        try:
+            return _Ran(attempt, await invoke(self.colour, attempt, self.handler, args, {}), None)
+        except BaseException as error:
+            return _Ran(attempt, None, error)
+
+    async def _record(self, ran: dict[int, _Ran]) -> None:
+        endings: dict[int, Completion] = {}
+        for index, (attempt, value, error) in ran.items():
+            call = self.slots[index][0]
+            if error is None:
+                endings[index] = answers.completion_of(call, attempt, value)
+            elif isinstance(error, Exception) and not (isinstance(error, LeaseLost) and attempt.lost):
+                endings[index] = answers.failure_of(call, attempt, error)
+            else:
+                await self._record_alone(index, ran[index])
+        try:
+            answered = await self.colour.store.complete_many(list(endings.values())) if endings else []
+        except (StoreError, *self.colour.cancelled):
+            for index in endings:
+                await self._record_alone(index, ran[index])
+            return
+        for (index, ending), answer in zip(endings.items(), answered, strict=True):
+            self.outcomes[index] = await self._ended(self.slots[index][0], ran[index], ending, answer)
+
+    async def _ended(self, call: Call, ran: _Ran, ending: Completion, answer: Ending) -> Outcome[Any]:
+        if ran.error is not None:
+            return self.flow.unfinished(ran.attempt, ending, answer, ran.error)
+        if answer is Ending.FENCED:
+            return await self.flow.overtaken(self.colour, call, ran.attempt)
+        return self.flow.recorded(call, ran.attempt, ending, ran.value)
+
+    async def _record_alone(self, index: int, ran: _Ran) -> None:
+        call = self.slots[index][0]
+        try:
+            if ran.error is None:
+                self.outcomes[index] = await self.flow.finish(self.colour, call, ran.attempt, ran.value)
+            else:
+                self.outcomes[index] = await self.flow.fail(self.colour, call, ran.attempt, ran.error)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise
+
+    def _outcome(self, index: int, leader: int) -> Outcome[Any]:
+        """A message's own outcome, or for a repeat inside the batch the first one's."""
+        outcome = self.outcomes[leader]
+        call, first = self.slots[index][0], self.slots[leader][0]
+        if index == leader:
+            return outcome
+        if call.fingerprint != first.fingerprint:
+            return self.flow.refuse(call, Decision(Verdict.MISMATCH, None))
+        return self.flow.join(call, outcome)
+
+
+def _has_to_wait(call: Call, decision: Decision) -> bool:
+    waits = decision.verdict is Verdict.BUSY and call.policy.busy in ("wait", "join")
+    return waits or (decision.verdict is Verdict.IN_DOUBT and call.policy.prober is not None)

@@ -1,0 +1,115 @@
+"""A claim as a block: for code that is neither a function nor a message handler."""
+
+from __future__ import annotations
+
+from contextvars import Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ._attempt import CURRENT, Attempt
+from ._blocking import run
+from .errors import ColourMismatch, UsageError
+
+if TYPE_CHECKING:
+    from ._answers import Call
+    from ._flow import Colour
+    from ._messages import Outcome
+    from ._receiver import Receiver
+
+
+class Claiming:
+    """``with receiver.claim("key") as claim`` — also ``async with``.
+
+    ``claim.first`` says whether this block has to do the work. It then ends with ``claim.complete(value)`` (or
+    ``await claim.acomplete(value)``); leaving the block without it completes with None, leaving it by an exception
+    does what the policy says of that exception. ``claim.value`` is the first result, for everyone.
+    """
+
+    def __init__(self, receiver: Receiver, call: Call) -> None:
+        self._receiver, self._call = receiver, call
+        self._attempt: Attempt | None = None
+        self._outcome: Outcome[Any] | None = None
+        self._token: Token[Attempt] | None = None
+        self._awaits: bool | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this block runs the effect. False: it was done before, and ``value`` has its result."""
+        return self._attempt is not None
+
+    @property
+    def value(self) -> Any:
+        """The result, once there is one."""
+        return self.outcome.value
+
+    @property
+    def outcome(self) -> Outcome[Any]:
+        """What became of this claim."""
+        if self._outcome is None:
+            raise UsageError("This claim has no outcome yet. Call complete(value) first.", key=self._call.key)
+        return self._outcome
+
+    @property
+    def attempt(self) -> Attempt:
+        """The running attempt, with its fence."""
+        if self._attempt is None:
+            raise UsageError("This block does not run the effect; it was done before.", key=self._call.key)
+        return self._attempt
+
+    def complete(self, value: Any = None) -> Any:
+        """Record the result, then return it. The answer of another attempt counts if this one lost its lease."""
+        self._colour_is(awaits=False, instead="await claim.acomplete(value)")
+        return run(self._complete(self._receiver.blocking, value))
+
+    async def acomplete(self, value: Any = None) -> Any:
+        """``complete`` for ``async with``."""
+        self._colour_is(awaits=True, instead="claim.complete(value)")
+        return await self._complete(self._receiver.asyncio, value)
+
+    def __enter__(self) -> Claiming:
+        return run(self._enter(self._receiver.blocking))
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        run(self._exit(self._receiver.blocking, error))
+
+    async def __aenter__(self) -> Claiming:
+        return await self._enter(self._receiver.asyncio)
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._exit(self._receiver.asyncio, error)
+
+    async def _enter(self, colour: Colour) -> Claiming:
+        if self._awaits is not None:
+            raise UsageError("A claim can be entered once. Ask the receiver for another.", key=self._call.key)
+        self._awaits = colour.awaits
+        opened = await self._receiver.flow.open(colour, self._call)
+        if isinstance(opened, Attempt):
+            self._attempt = opened
+            self._token = CURRENT.set(opened)
+        else:
+            self._outcome = opened.unwrap()
+        return self
+
+    async def _complete(self, colour: Colour, value: Any) -> Any:
+        if self._outcome is not None:
+            raise UsageError("This claim has its result already.", key=self._call.key)
+        self._outcome = await self._receiver.flow.finish(colour, self._call, self.attempt, value)
+        return self._outcome.unwrap().value
+
+    async def _exit(self, colour: Colour, error: BaseException | None) -> None:
+        if self._attempt is None:
+            return
+        assert self._token is not None
+        CURRENT.reset(self._token)
+        if self._outcome is not None:
+            return
+        if error is None:
+            await self._complete(colour, None)
+        else:
+            self._outcome = await self._receiver.flow.fail(colour, self._call, self._attempt, error)
+
+    def _colour_is(self, *, awaits: bool, instead: str) -> None:
+        if self._awaits is None:
+            raise UsageError("This claim has not been entered. Write `with receiver.claim(...) as claim:`.")
+        if self._awaits is not awaits:
+            raise ColourMismatch(f"This block has the other colour; use {instead}.", key=self._call.key)

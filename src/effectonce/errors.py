@@ -1,0 +1,115 @@
+"""Every error effectonce raises, in one tree.
+
+EffectOnceError
+├── UsageError                  the call or its configuration is wrong; nothing was claimed
+│   ├── InvalidKey              an id, scope, operation or version that can't name an effect
+│   ├── ColourMismatch          a coroutine handed to a blocking call, or the other way round
+│   └── MissingExtra            an optional dependency is not installed
+├── Refused                     the handler was not run, and this call has no result
+│   ├── InProgress              another attempt holds the key; ``retry_after`` says when to ask again
+│   ├── KeyReused               the key was used before with another payload
+│   ├── InDoubt                 an attempt ended without a word; a prober or a person has to settle it
+│   ├── LateArrival             the message is older than what the store remembers
+│   ├── AttemptsExhausted       every allowed attempt crashed or failed
+│   └── RememberedError         the first attempt's error, when its own type can't be rebuilt here
+├── LeaseLost                   the attempt outlived its lease; its result was not recorded
+├── ResultUnavailable           the effect happened once, but its result was never stored
+├── StoreError                  the store gave no usable answer
+│   ├── StoreUnavailable        it can't be reached or can't write now; ``retry_after`` says when to ask again
+│   └── StoreMismatch           it is not ours: another program's file, a newer schema, a corrupt record
+└── NotApplied                  raised by a handler: "nothing happened, a retry may run again"
+
+Each message says what happened, to which key, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class EffectOnceError(Exception):
+    """The root of the tree. ``key`` names the effect concerned, where there is one."""
+
+    key: str | None = None
+
+    def __init__(self, message: str = "", *, key: str | None = None) -> None:
+        super().__init__(f"{message} [key {key}]" if key else message)
+        self.key = key
+
+
+class UsageError(EffectOnceError, ValueError):
+    """The call or its configuration is wrong; nothing was claimed and nothing ran."""
+
+
+class InvalidKey(UsageError):
+    """An id, scope, operation or version that can't name an effect."""
+
+
+class ColourMismatch(UsageError, TypeError):
+    """A coroutine function was handed to a blocking call, or a blocking one where it can't run."""
+
+
+class MissingExtra(UsageError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class Refused(EffectOnceError):
+    """The handler was not run and there is no result to give."""
+
+
+class InProgress(Refused):
+    """Another attempt holds the key. Ask again after ``retry_after`` seconds."""
+
+    def __init__(self, message: str = "", *, key: str | None = None, retry_after: float = 1.0) -> None:
+        super().__init__(message, key=key)
+        self.retry_after = retry_after
+
+
+class KeyReused(Refused):
+    """The key was used before with another payload. Use a new key for a new request."""
+
+
+class InDoubt(Refused):
+    """An attempt ended without a word. ``Receiver.resolve`` or a prober settles what happened."""
+
+
+class LateArrival(Refused):
+    """The message is older than the window the store remembers, so it can't be proven new."""
+
+
+class AttemptsExhausted(Refused):
+    """Every allowed attempt crashed or failed; the key is closed until someone forgets it."""
+
+
+class RememberedError(Refused):
+    """The first attempt's error, replayed, when its own type can't be rebuilt in this process."""
+
+    def __init__(self, message: str = "", *, key: str | None = None, error_type: str = "") -> None:
+        super().__init__(message, key=key)
+        self.error_type = error_type
+
+
+class LeaseLost(EffectOnceError):
+    """The attempt outlived its lease; its result was not recorded and must not be trusted."""
+
+
+class ResultUnavailable(EffectOnceError):
+    """The effect happened once, but its result could not be stored, so there is nothing to replay."""
+
+
+class StoreError(EffectOnceError):
+    """The store gave no usable answer; without one nothing runs."""
+
+
+class StoreUnavailable(StoreError):
+    """The store can't be reached or can't write now. Ask again after ``retry_after`` seconds."""
+
+    def __init__(self, message: str = "", *, key: str | None = None, retry_after: float = 1.0) -> None:
+        super().__init__(message, key=key)
+        self.retry_after = retry_after
+
+
+class StoreMismatch(StoreError):
+    """What is there is not ours to use: another program's data, a newer schema, a corrupt record."""
+
+
+class NotApplied(EffectOnceError):
+    """Raised by a handler to say that nothing happened: the claim is released and a retry may run."""

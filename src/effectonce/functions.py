@@ -1,0 +1,204 @@
+"""Functions whose repeats get the first answer: the objects that ``@receiver.idempotent`` makes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+from . import keys
+from ._answers import Call
+from ._blocking import run
+from .codec import Unencodable
+from .errors import InvalidKey, UsageError
+from .policy import Policy
+
+if TYPE_CHECKING:
+    from ._messages import Outcome
+    from ._receiver import Receiver
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+
+KeySource = str | tuple[str, ...] | Callable[..., object] | None
+RECEIVERS_OF_A_CALL = ("self", "cls")
+
+
+class Identity:
+    """Works out, from a function's arguments, which effect a call means and what it asks."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        key: KeySource,
+        scope: str | Callable[..., str],
+        operation: str,
+        version: str | int,
+        ignore: tuple[str, ...],
+    ) -> None:
+        self.function, self.key, self.scope, self.operation, self.ignore = function, key, scope, operation, ignore
+        self.version = str(version)
+        self.signature = inspect.signature(function)
+        self.parameters = tuple(self.signature.parameters)
+        self._plain = all(
+            p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in self.signature.parameters.values()
+        )
+        named = key if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
+        for name in (*(name.partition(".")[0] for name in named), *ignore):
+            if name not in self.parameters:
+                raise UsageError(
+                    f"{operation} has no parameter {name!r}; it has {', '.join(self.parameters) or 'none'}."
+                )
+        self._prefix = None if callable(scope) else keys.prefix(scope, operation, self.version)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, hint: Any) -> Call:
+        """Describe one call. The arguments that the key does not name go into the fingerprint."""
+        bound = self.bind(args, kwargs)
+        try:
+            if self.key is None:
+                id_ = keys.content_id({name: bound[name] for name in bound if name not in self.ignore})
+                fingerprint = b""
+            else:
+                id_ = self._id(bound, args, kwargs)
+                asked = {n: v for n, v in bound.items() if n not in self.ignore and n not in RECEIVERS_OF_A_CALL}
+                fingerprint = keys.fingerprint(asked)
+        except Unencodable as error:
+            raise UsageError(
+                f"{self.operation} can't tell what this call asks: {error}. Name the key with key=, and leave out "
+                "arguments that are tools rather than content with ignore=(...)."
+            ) from error
+        prefix = self._prefix or keys.prefix(self._scope(args, kwargs), self.operation, self.version)
+        return Call(prefix + id_, fingerprint, policy, hint)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name with defaults filled in, so that every way to write a call is one call."""
+        if self._plain and not kwargs and len(args) == len(self.parameters):
+            return dict(zip(self.parameters, args, strict=True))
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _id(self, bound: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        key = self.key
+        if isinstance(key, tuple):
+            return keys.composite(*(_text(name, keys.lookup(bound, name)) for name in key))
+        if isinstance(key, str):
+            return keys.check_id(_text(key, bound[key] if key in bound else keys.lookup(bound, key)))
+        assert key is not None
+        return keys.check_id(_text("key", key(*args, **kwargs)))
+
+    def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        assert callable(self.scope)
+        scope = self.scope(*args, **kwargs)
+        if not scope:
+            raise InvalidKey(f"{self.operation}: the scope function gave {scope!r}; every caller needs a scope.")
+        return scope
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | UUID) and not isinstance(value, bool):
+        return str(value)
+    if value is None:
+        raise InvalidKey(f"{name} is None, and nothing can be remembered under no key.")
+    return keys.content_id(value)
+
+
+class _Decorated(Generic[P, R]):
+    """What both colours share."""
+
+    def __init__(self, receiver: Receiver, function: Callable[..., Any], identity: Identity, policy: Policy) -> None:
+        self._receiver, self._function, self._identity, self._policy = receiver, function, identity, policy
+        functools.update_wrapper(self, function)
+
+    @functools.cached_property
+    def _hint(self) -> Any:
+        try:
+            return typing.get_type_hints(self._function, include_extras=True).get("return", Any)
+        except Exception:  # an annotation that can't be resolved says nothing about the type
+            return Any
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The key of such a call, as stores and errors name it."""
+        return self._call(args, kwargs).key
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        return self._identity.call(args, kwargs, self._policy, self._hint)
+
+
+class Function(_Decorated[P, R]):
+    """A function whose effect happens once per key; every repeat gets the first answer."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run once, or answer as the first time."""
+        return cast("R", self.outcome(*args, **kwargs).unwrap().value)
+
+    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""
+        receiver = self._receiver
+        call = self._call(args, kwargs)
+        return run(receiver.flow.run(receiver.blocking, call, self._function, args, kwargs))
+
+    def __get__(self: Function[Concatenate[S, Q], R], instance: S, owner: Any = None) -> Function[Q, R]:
+        """Bind to an object, as methods are."""
+        return cast("Function[Q, R]", self if instance is None else _Bound(self, instance))
+
+
+class AsyncFunction(_Decorated[P, R]):
+    """A coroutine function whose effect happens once per key; every repeat gets the first answer."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run once, or answer as the first time."""
+        return cast("R", (await self.outcome(*args, **kwargs)).unwrap().value)
+
+    async def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""
+        receiver = self._receiver
+        call = self._call(args, kwargs)
+        return await receiver.flow.run(receiver.asyncio, call, self._function, args, kwargs)
+
+    def __get__(
+        self: AsyncFunction[Concatenate[S, Q], R], instance: S, owner: Any = None
+    ) -> AsyncFunction[Q, R]:
+        """Bind to an object, as methods are."""
+        return cast("AsyncFunction[Q, R]", self if instance is None else _Bound(self, instance))
+
+
+class _Bound:
+    """A decorated function together with the object it was looked up on."""
+
+    def __init__(self, decorated: _Decorated[..., Any], instance: object) -> None:
+        self.__wrapped__ = decorated
+        self.__self__ = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return cast("Any", self.__wrapped__)(self.__self__, *args, **kwargs)
+
+    def outcome(self, *args: Any, **kwargs: Any) -> Any:
+        return cast("Any", self.__wrapped__).outcome(self.__self__, *args, **kwargs)
+
+    def key(self, *args: Any, **kwargs: Any) -> str:
+        return self.__wrapped__.key(self.__self__, *args, **kwargs)
+
+
+def decorate(
+    receiver: Receiver, function: Callable[P, Any], identity: Identity, policy: Policy
+) -> Function[P, Any] | AsyncFunction[P, Any]:
+    """Make the object of the right colour."""
+    if inspect.iscoroutinefunction(function):
+        decorated = AsyncFunction[P, Any](receiver, function, identity, policy)
+        if hasattr(inspect, "markcoroutinefunction"):
+            inspect.markcoroutinefunction(decorated)
+        return decorated
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"{identity.operation} is a generator; its values can't be replayed. Return a list.")
+    return Function(receiver, function, identity, policy)
+
+
+Coro = Coroutine[Any, Any, R]

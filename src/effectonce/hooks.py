@@ -1,0 +1,213 @@
+"""Events: every decision, told to whoever listens; and the tally behind ``receiver.stats()``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from math import exp, log
+from typing import Literal, NamedTuple
+
+from ._records import Guarantee
+
+EventKind = Literal[
+    "claimed",
+    "completed",
+    "replayed",
+    "busy",
+    "mismatch",
+    "failed",
+    "released",
+    "taken_over",
+    "fenced",
+    "lease_lost",
+    "late",
+    "in_doubt",
+    "store_error",
+    "purged",
+]
+
+
+class Event(NamedTuple):
+    """One decision about one key."""
+
+    kind: EventKind
+    key: str
+    fence: int = 0
+    attempt: int = 0
+    guarantee: Guarantee = "fenced"
+    seconds: float | None = None
+    """How long the handler ran, on the events that end an attempt."""
+    detail: str = ""
+
+
+Hook = Callable[[Event], object]
+
+logger = logging.getLogger("effectonce")
+
+LOUD: frozenset[str] = frozenset({"fenced", "lease_lost", "in_doubt", "store_error", "mismatch"})
+
+
+def log_events(event: Event) -> None:
+    """A hook that writes one line per event, each with its key; what needs a person is a warning."""
+    level = logging.WARNING if event.kind in LOUD else logging.INFO
+    if logger.isEnabledFor(level):
+        took = "" if event.seconds is None else f" seconds={event.seconds:.6f}"
+        detail = f" detail={event.detail!r}" if event.detail else ""
+        logger.log(
+            level,
+            f"{event.kind} key={event.key!r} fence={event.fence} attempt={event.attempt}{took}{detail}",
+            extra={"effect_key": event.key, "effect_event": event.kind},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What happened in a stretch of time."""
+
+    counts: dict[str, int]
+    processing_p50: float | None
+    processing_p95: float | None
+    processing_p99: float | None
+
+    @property
+    def deliveries(self) -> int:
+        """Everything that arrived and was answered."""
+        return sum(self.counts.get(kind, 0) for kind in ("claimed", "taken_over", *DUPLICATES, "late"))
+
+    @property
+    def duplicate_rate(self) -> float:
+        """The share of deliveries whose key was known already."""
+        return _share(sum(self.counts.get(kind, 0) for kind in DUPLICATES), self.deliveries)
+
+    @property
+    def lock_conflict_rate(self) -> float:
+        """The share of deliveries that met a running attempt."""
+        return _share(self.counts.get("busy", 0), self.deliveries)
+
+
+DUPLICATES = ("replayed", "busy", "mismatch")
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures since the receiver was made, and over the last minutes."""
+
+    since_start: Figures
+    recent: Figures
+    recent_minutes: int
+
+
+class Histogram:
+    """Durations in slots that grow by an eighth, so that any quantile is right within 7 %."""
+
+    STEP = log(1.125)
+
+    def __init__(self) -> None:
+        self.slots: Counter[int] = Counter()
+
+    def add(self, durations: list[float]) -> None:
+        """Count durations."""
+        self.slots.update([round(log(max(seconds, 1e-9)) / self.STEP) for seconds in durations])
+
+    def quantile(self, share: float) -> float | None:
+        """The duration that ``share`` of all don't exceed."""
+        left = share * self.slots.total()
+        for slot in sorted(self.slots):
+            left -= self.slots[slot]
+            if left <= 0:
+                return exp(slot * self.STEP)
+        return None
+
+
+class Stretch:
+    """Counts and durations of one stretch of time."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.durations = Histogram()
+
+    def merge(self, other: Stretch) -> None:
+        """Add another stretch to this one."""
+        self.counts.update(other.counts)
+        self.durations.slots.update(other.durations.slots)
+
+    def figures(self) -> Figures:
+        """Read it."""
+        quantile = self.durations.quantile
+        return Figures(dict(self.counts), quantile(0.5), quantile(0.95), quantile(0.99))
+
+
+class Events:
+    """Tells hooks and keeps the tally. Telling costs one append when nobody listens."""
+
+    MINUTES_KEPT = 60
+    UNREAD_LIMIT = 4096
+
+    def __init__(self, hooks: tuple[Hook, ...], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.hooks = hooks
+        self._monotonic = monotonic
+        self._unread: deque[tuple[str, float, float | None]] = deque()
+        self._lock = threading.Lock()
+        self._older = Stretch()
+        self._minutes: dict[int, Stretch] = {}
+
+    def tell(
+        self,
+        kind: EventKind,
+        at: float,
+        key: str,
+        fence: int = 0,
+        attempt: int = 0,
+        guarantee: Guarantee = "fenced",
+        seconds: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """Count an event at local time ``at`` and tell every hook; a hook that raises harms nobody."""
+        self._unread.append((kind, at, seconds))
+        if len(self._unread) > self.UNREAD_LIMIT:
+            self._fold()
+        if self.hooks:
+            event = Event(kind, key, fence, attempt, guarantee, seconds, detail)
+            for hook in self.hooks:
+                try:
+                    hook(event)
+                except Exception:
+                    logger.exception("a hook failed on %s key=%r", kind, key)
+
+    def stats(self, minutes: int) -> Stats:
+        """Figures since the start and over the last ``minutes`` (at most an hour)."""
+        self._fold()
+        total, recent = Stretch(), Stretch()
+        oldest = self._monotonic() / 60 - min(minutes, self.MINUTES_KEPT)
+        with self._lock:
+            total.merge(self._older)
+            for minute, stretch in self._minutes.items():
+                total.merge(stretch)
+                if minute > oldest:
+                    recent.merge(stretch)
+        return Stats(total.figures(), recent.figures(), minutes)
+
+    def after_fork(self) -> None:
+        """A lock held by another thread of the parent will never be released in the child."""
+        self._lock = threading.Lock()
+
+    def _fold(self) -> None:
+        with self._lock:
+            unread = [self._unread.popleft() for _ in range(len(self._unread))]
+            for minute, group in groupby(unread, lambda event: int(event[1] / 60)):
+                events = list(group)
+                stretch = self._minutes.setdefault(minute, Stretch())
+                stretch.counts.update([kind for kind, _, _ in events])
+                stretch.durations.add([seconds for _, _, seconds in events if seconds is not None])
+            oldest = int(self._monotonic() / 60) - self.MINUTES_KEPT
+            for number in [number for number in self._minutes if number < oldest]:
+                self._older.merge(self._minutes.pop(number))

@@ -1,0 +1,1 @@
+"""Operations: what people who run effectonce use: the command line and the demo."""

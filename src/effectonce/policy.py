@@ -1,0 +1,210 @@
+"""How one operation is treated: how long it is remembered, and what happens when it meets trouble."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, Self
+
+from ._records import Record
+from .errors import UsageError
+
+Duration = float | int | str | timedelta
+Busy = Literal["wait", "reject", "join", "skip"]
+OnCrash = Literal["retry", "in_doubt"]
+Late = Literal["reject", "process", "dead_letter"]
+ExceptionTypes = tuple[type[BaseException], ...]
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+MAX_SECONDS = 10 * 366 * 86400.0
+
+
+def seconds(duration: Duration, name: str = "duration") -> float:
+    """Read a duration: seconds, a timedelta, or text such as "90s", "24h", "7d", "1h30m"."""
+    if isinstance(duration, timedelta):
+        value = duration.total_seconds()
+    elif isinstance(duration, str):
+        value = _parse(duration, name)
+    elif isinstance(duration, int | float) and not isinstance(duration, bool):
+        value = float(duration)
+    else:
+        raise UsageError(f'{name}={duration!r} is not a duration. Give seconds, a timedelta, or text like "24h".')
+    if not 0 < value <= MAX_SECONDS:
+        raise UsageError(f"{name}={duration!r} must be more than nothing and at most ten years.")
+    return value
+
+
+def _parse(text: str, name: str) -> float:
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])", text)
+    if not parts or not re.fullmatch(r"(\s*\d+(?:\.\d+)?\s*(ms|[smhdw])\s*)+", text):
+        raise UsageError(f'{name}={text!r} is not a duration. Write a number and a unit: "90s", "24h", "7d".')
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+class Resolution(NamedTuple):
+    """What a prober or a person found out about an attempt that ended without a word."""
+
+    kind: Literal["completed", "failed", "not_applied"]
+    value: Any = None
+
+    @classmethod
+    def completed(cls, value: Any = None) -> Resolution:
+        """The effect happened; ``value`` is its result."""
+        return cls("completed", value)
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Resolution:
+        """The effect was refused for good; every repeat gets ``error``."""
+        return cls("failed", error)
+
+    @classmethod
+    def not_applied(cls) -> Resolution:
+        """Nothing happened: the next delivery may run."""
+        return cls("not_applied")
+
+
+Prober = Callable[[Record], "Resolution | None"]
+"""Asks the outside world what became of an attempt in doubt; None when it can't tell yet."""
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "busy": ("wait", "reject", "join", "skip"),
+    "on_crash": ("retry", "in_doubt"),
+    "late": ("reject", "process", "dead_letter"),
+}
+
+
+@dataclass(frozen=True, init=False, slots=True)
+class Policy:
+    """How an operation is treated. Immutable; ``policy.but(keep="7d")`` gives a changed copy.
+
+    keep          how long a finished key is remembered
+    lease         how long a claim holds without renewal; a crashed worker's key is free after this
+    busy          a duplicate of a running attempt: "wait" for it, "reject" (InProgress), "join" it (its error is
+                  shared too), or "skip" (an outcome without a result)
+    wait          how long "wait" and "join" wait at most; by default the lease and a little more
+    remember      exception types that are a result: every repeat gets the same error
+    in_doubt      exception types after which nobody knows what happened, such as a time-out
+    on_crash      "retry": the next delivery takes over; "in_doubt": it waits for a prober or a person
+    max_attempts  after so many attempts the key fails for good; None is no limit
+    late          a message older than ``keep`` that the store doesn't know: "reject", "process" or "dead_letter"
+    dead_letter   called with the key and the reason, for late messages and used-up attempts
+    store_result  False remembers that it happened but not what it returned; repeats then return None
+    max_result    a larger encoded result is not stored; repeats then raise ResultUnavailable
+    local_cache   how many finished keys this process answers without asking the store; 0 is none
+    prober        called with the record of an attempt in doubt; says what happened, or None
+    """
+
+    keep: float
+    lease: float
+    busy: Busy
+    wait: float
+    remember: ExceptionTypes
+    in_doubt: ExceptionTypes
+    on_crash: OnCrash
+    max_attempts: int | None
+    late: Late
+    dead_letter: Callable[[str, str], object] | None
+    store_result: bool
+    max_result: int
+    local_cache: int
+    prober: Prober | None
+
+    def __init__(
+        self,
+        *,
+        keep: Duration = "24h",
+        lease: Duration = "2m",
+        busy: Busy = "wait",
+        wait: Duration | None = None,
+        remember: ExceptionTypes = (),
+        in_doubt: ExceptionTypes = (),
+        on_crash: OnCrash = "retry",
+        max_attempts: int | None = None,
+        late: Late = "reject",
+        dead_letter: Callable[[str, str], object] | None = None,
+        store_result: bool = True,
+        max_result: int = 1 << 20,
+        local_cache: int = 0,
+        prober: Prober | None = None,
+    ) -> None:
+        lease_seconds = seconds(lease, "lease")
+        values = {
+            "keep": seconds(keep, "keep"),
+            "lease": lease_seconds,
+            "busy": _word("busy", busy),
+            "wait": lease_seconds * 1.1 + 1.0 if wait is None else seconds(wait, "wait"),
+            "remember": _types("remember", remember),
+            "in_doubt": _types("in_doubt", in_doubt),
+            "on_crash": _word("on_crash", on_crash),
+            "max_attempts": None if max_attempts is None else _count("max_attempts", max_attempts, 1),
+            "late": _word("late", late),
+            "dead_letter": _callback("dead_letter", dead_letter),
+            "store_result": _flag("store_result", store_result),
+            "max_result": _count("max_result", max_result, 0),
+            "local_cache": _count("local_cache", local_cache, 0),
+            "prober": _callback("prober", prober),
+        }
+        if late == "dead_letter" and dead_letter is None:
+            raise UsageError('late="dead_letter" needs dead_letter=, a function that takes the key and the reason.')
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some words changed. A derived ``wait`` follows a changed lease."""
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        if mine["wait"] == self.lease * 1.1 + 1.0:
+            mine["wait"] = None
+        return type(self)(**(mine | changes))
+
+    @classmethod
+    def payments(cls, **changes: Any) -> Self:
+        """Money: two days of memory, so that a weekend's retry still meets its first answer."""
+        return cls(**({"keep": "48h"} | changes))
+
+    @classmethod
+    def notifications(cls, **changes: Any) -> Self:
+        """Mails and pushes: four hours; a duplicate is skipped rather than waited for."""
+        return cls(**({"keep": "4h", "busy": "skip"} | changes))
+
+    @classmethod
+    def api(cls, **changes: Any) -> Self:
+        """Requests: a day; a duplicate in flight is told to come back."""
+        return cls(**({"keep": "24h", "busy": "reject"} | changes))
+
+    @classmethod
+    def async_messages(cls, **changes: Any) -> Self:
+        """Queues: a week, because brokers redeliver late; a duplicate in flight goes back to the queue."""
+        return cls(**({"keep": "7d", "busy": "reject"} | changes))
+
+
+def _word(name: str, word: str) -> str:
+    if word not in WORDS[name]:
+        raise UsageError(f"{name}={word!r} is not a word of the policy. Choose one of {', '.join(WORDS[name])}.")
+    return word
+
+
+def _types(name: str, types: Any) -> ExceptionTypes:
+    listed = (types,) if isinstance(types, type) else types
+    if not isinstance(listed, tuple) or not all(isinstance(t, type) and issubclass(t, BaseException) for t in listed):
+        raise UsageError(f"{name}={types!r} must be a tuple of exception types, such as (CardDeclined,).")
+    return listed
+
+
+def _count(name: str, number: Any, least: int) -> int:
+    if type(number) is not int or number < least:
+        raise UsageError(f"{name}={number!r} must be a whole number, {least} or more.")
+    return number
+
+
+def _flag(name: str, flag: Any) -> bool:
+    if type(flag) is not bool:
+        raise UsageError(f"{name}={flag!r} must be True or False.")
+    return flag
+
+
+def _callback(name: str, function: Any) -> Any:
+    if function is not None and not callable(function):
+        raise UsageError(f"{name}={function!r} must be a function.")
+    return function

@@ -1,0 +1,38 @@
+"""Stores: where records live. ``open_store`` finds the right one for a URL."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..errors import UsageError
+from .base import Features, Store, StoreStats
+
+__all__ = ["Features", "Store", "StoreStats", "open_store"]
+
+SCHEMES = {
+    "memory": "memory:MemoryStore",
+    "sqlite": "sqlite:SQLiteStore",
+}
+
+
+def open_store(url: str | Store) -> Store:
+    """Open the store that a URL names: ``sqlite:///effects.db``, ``memory://``. A Store object is taken as it is."""
+    if isinstance(url, Store):
+        return url
+    if not isinstance(url, str):
+        raise UsageError(f'{url!r} is neither a Store nor a URL such as "sqlite:///effects.db".')
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in SCHEMES:
+        raise UsageError(f"{_shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}.")
+    module, _, name = SCHEMES[scheme].partition(":")
+    kind: type[Any] = getattr(import_module(f".{module}", __package__), name)
+    store: Store = kind.from_url(url, dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))
+    return store
+
+
+def _shown(url: str) -> str:
+    """The URL without what may be a password."""
+    before, at, after = url.rpartition("@")
+    return f"{before.partition('://')[0]}://…{at}{after}" if at else url

@@ -1,0 +1,13 @@
+"""SQL lives in ``.sql`` files, each statement under a ``-- name:`` line."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+
+def statements(file: str) -> dict[str, str]:
+    """The statements of a file in ``stores/sql``, by name."""
+    text = (files(__package__) / "sql" / file).read_text(encoding="utf-8")
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}

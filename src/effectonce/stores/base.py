@@ -1,0 +1,121 @@
+"""What a store is: six atomic verbs over records, their batch forms, and a few questions for operators.
+
+The protocol decides; a store reads one record, asks it, and writes the answer, all in one atomic step on the
+store's own clock. Each verb is safe to send twice. A store that can't do so raises ``StoreUnavailable``.
+
+The verbs are coroutines. In the blocking colour they never suspend (see ``_blocking``); in the asyncio colour
+they never block the event loop. A store that has one implementation for both returns itself from both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
+
+
+class Features(NamedTuple):
+    """What a store can't do, said out loud; the contract suite leaves out only what is declared here."""
+
+    blocking: bool = True
+    asyncio: bool = True
+    durable: bool = True
+    shared: bool = True
+    """Several processes can use it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A store's size at a glance."""
+
+    keys: int
+    bytes: int
+    by_state: dict[str, int] = field(default_factory=dict)
+    oldest_pending_lease: float | None = None
+    """Seconds until the first lease ends; negative when an attempt has been abandoned."""
+    expired: int = 0
+
+
+class Store(ABC):
+    """Where records live. Subclass it in one file and run ``effectonce.testing.contract`` on it."""
+
+    features: Features = Features()
+
+    # The six verbs.
+
+    @abstractmethod
+    async def claim(self, claim: Claim) -> Decision:
+        """Decide one claim by ``decide_claim`` and write what it leaves behind."""
+
+    @abstractmethod
+    async def renew(self, renewal: Renewal) -> bool:
+        """Extend a lease by ``decide_renewal``; False when the claim is no longer held."""
+
+    @abstractmethod
+    async def complete(self, completion: Completion) -> Ending:
+        """End a claim by ``decide_ending``. The answer is given when the write is as durable as promised."""
+
+    async def release(self, key: str, owner: bytes, fence: int, keep: float) -> Ending:
+        """Give a claim back, so that a retry may run again."""
+        return await self.complete(Completion(key, owner, fence, State.ABSENT, None, keep))
+
+    @abstractmethod
+    async def get(self, key: str) -> Record | None:
+        """Read a record. Decides nothing; an expired record may or may not still be there."""
+
+    @abstractmethod
+    async def purge(self, limit: int = 256) -> int:
+        """Look at a bounded piece of the store, forget what has expired there, and say how many that were."""
+
+    # Batch forms: one round trip for many keys where the store can. A batch never names a key twice.
+
+    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
+        """Decide many claims, in order."""
+        return [await self.claim(claim) for claim in claims]
+
+    async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
+        """Renew many leases, in order."""
+        return [await self.renew(renewal) for renewal in renewals]
+
+    async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
+        """End many claims, in order."""
+        return [await self.complete(completion) for completion in completions]
+
+    # Questions for operators and sweepers.
+
+    @abstractmethod
+    async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
+        """Records of one state (or all) whose key follows ``after``, in key order."""
+
+    @abstractmethod
+    async def now(self) -> float:
+        """The store's clock."""
+
+    @abstractmethod
+    async def stats(self) -> StoreStats:
+        """Keys by state, bytes, the oldest pending claim and what waits to be purged."""
+
+    # Colours and lifetime.
+
+    def for_blocking(self) -> Store:
+        """The verbs for callers without an event loop: coroutines that never suspend."""
+        return self
+
+    def for_asyncio(self) -> Store:
+        """The verbs for callers on an event loop: coroutines that never block it."""
+        return self
+
+    def close(self) -> None:  # noqa: B027 — most stores hold nothing that must be given back
+        """Give back what the store holds. Using it afterwards is an error."""
+
+    def after_fork(self) -> None:  # noqa: B027 — only stores with connections or threads have to do something
+        """Called in a forked child: drop what only the parent may use, without touching it."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""For tests of stores and of code that uses effectonce."""

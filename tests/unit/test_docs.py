@@ -1,0 +1,107 @@
+"""Every example in the documentation runs, and every command it shows exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [page for page in PAGES if page.exists()]
+
+# A block is left out only by a comment that says why, on the line before it.
+OPT_OUT = re.compile(r"<!-- not run: \S.* -->")
+FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,})(?P<language>\w*)")
+# What a reader has anyway, as against what this project must bring.
+READERS_COMMANDS = {"cat", "cd", "curl", "docker", "git", "pip", "pipx", "python", "python3", "uv"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the number of its first line in the page."""
+
+    language: str
+    text: str
+    line: int
+
+
+def runnable_blocks(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page that didn't opt out."""
+    lines = page.read_text().splitlines()
+    number = 0
+    while number < len(lines):
+        opening = FENCE.match(lines[number])
+        before = lines[number - 1] if number else ""
+        number += 1
+        if not opening:
+            continue
+        start, indent = number, len(opening["indent"])
+        while lines[number].strip() != opening["marks"]:
+            number += 1
+        if not OPT_OUT.fullmatch(before.strip()):
+            text = "\n".join(line[indent:] for line in lines[start:number])
+            yield Block(opening["language"], text, start + 1)
+        number += 1
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a page run from top to bottom in one namespace, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    # A real module, so that dataclasses and annotations resolve as they do in a reader's own file.
+    module = types.ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)
+    for block in runnable_blocks(page):
+        if block.language in ("python", "py"):
+            # The blank lines make a traceback point at the line of the page.
+            source = "\n" * (block.line - 1) + block.text
+            exec(compile(source, str(page), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_shown_commands_exist(page: Path) -> None:
+    """Each ``$ command`` of a console block is a file of this project or something a reader has."""
+    for block in runnable_blocks(page):
+        if block.language != "console":
+            continue
+        for line in block.text.splitlines():
+            if line.startswith("$ "):
+                command = next(word for word in shlex.split(line[2:], comments=True) if "=" not in word)
+                assert exists(command), f"{name_of(page)} shows {line!r}, but there is no {command}"
+
+
+def exists(command: str) -> bool:
+    if command.startswith(("./", ".ci/")):
+        return os.access(ROOT / command, os.X_OK)
+    return (
+        command in READERS_COMMANDS
+        or shutil.which(command, path=str(Path(sys.executable).parent)) is not None
+    )
+
+
+def test_an_example_is_left_out_only_with_a_reason(tmp_path: Path) -> None:
+    """The opt-out comment counts only with a reason, and only directly before its block."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- not run: needs a server -->\n```python\nleft_out\n```\n"
+        "<!-- not run: -->\n```python\nno_reason\n```\n"
+        "<!-- not run: too far away -->\n\n```python\ntoo_far\n```\n"
+        "- in a list\n  ```python\n  indented\n  ```\n"
+    )
+    blocks = list(runnable_blocks(page))
+    assert [block.text for block in blocks] == ["no_reason", "too_far", "indented"]
+    assert [block.line for block in blocks] == [7, 12, 16]
