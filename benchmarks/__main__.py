@@ -121,4 +121,8 @@ class _Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        # The workers end with their pipes, the temporary folders with the stack that holds them.
+        sys.exit(130)

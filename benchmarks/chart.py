@@ -73,7 +73,10 @@ def _frame(scale: _Scale, height: float) -> list[str]:
         f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
         _text(16, 34, "effectonce against the raw store and its rivals", size=20, weight=700),
         _text(
-            16, 56, f"Speed as a share of the raw limit, log scale, longer is better.  {system}", fill=FAINT
+            16,
+            56,
+            f"Cost of the raw limit / own cost, on a log scale: longer is better.  {system}",
+            fill=FAINT,
         ),
         f'<line x1="16" x2="16" y1="68" y2="80" stroke="{FLOOR}" stroke-width="2.5"/>',
         _text(23, 78, "floor", fill=FAINT, size=11),

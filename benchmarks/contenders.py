@@ -31,7 +31,8 @@ class Worker:
         # Byte code is written even where the caller's shell forbids it: an import is timed warm, as it is in use.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.workers", contender],
+            # -P: nothing that happens to lie in the working directory is imported.
+            [str(python), "-P", "-m", "benchmarks.workers", contender],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -143,7 +143,7 @@ def _open(
     if case.is_fixed:
         return _Running(row, worker, max(1, int(most * effort.operations_share)), result)
     if case.threads > 1:
-        worker.ask("slice", operations=case.threads * 2)
+        worker.ask("slice", operations=most if case.is_timed else case.threads * 2)
         return _Running(row, worker, most, result)
     # The first slice warms up and is thrown away; the second says how long one operation takes.
     operations = 5

@@ -17,8 +17,8 @@ CASES = (
             Row("idemkit", "idemkit"),
             Row("DBOS", "dbos"),
         ),
-        operations=1,
-        slices=3,
+        operations=3,
+        slices=1,
         is_fixed=True,
     ),
     Case(

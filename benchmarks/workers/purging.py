@@ -17,11 +17,13 @@ class ClaimsBesidePurge:
 
     def __init__(self, setup: Setup, url: str) -> None:
         self._receiver, self._variant, self._handle = Receiver(url), setup.variant, Counter().handle
+        self._purged = 0
         start = monotonic()
         self._fill(LIVE, Policy())
-        self._seconds_per_key = (monotonic() - start) / LIVE
         if self._variant == "quiet":
             self._fill(EXPIRED, Policy())
+        else:
+            self._expire(fill_seconds=(monotonic() - start) * EXPIRED / LIVE)
 
     def _fill(self, count: int, policy: Policy) -> None:
         for chunk in chunks(new_keys(count), 500):
@@ -29,8 +31,6 @@ class ClaimsBesidePurge:
 
     def slice(self, operations: int) -> Figure:
         """The slowest hundredth of that many new calls; the median is told beside it."""
-        if self._variant != "quiet":
-            self._expire()
         done = threading.Event()
         purger = threading.Thread(target=self._purge, args=(done,))
         if self._variant == "thread":
@@ -43,22 +43,25 @@ class ClaimsBesidePurge:
         done.set()
         if self._variant == "thread":
             purger.join()
+        if self._purged >= EXPIRED:
+            raise AssertionError("all that had expired was gone before the slice was over")
         latencies.sort()
         return {
             "value": latencies[int(operations * 0.99)],
             "operations": operations,
             "p50": latencies[operations // 2],
+            "purged": self._purged,
         }
 
-    def _expire(self) -> None:
+    def _expire(self, fill_seconds: float) -> None:
         """Add keys that have expired when this returns, but none of which did so while others were added."""
-        keep = self._seconds_per_key * EXPIRED * 2 + 2
+        keep = fill_seconds * 1.5 + 1
         self._fill(EXPIRED, Policy(keep=keep))
         sleep(keep)
 
     def _purge(self, done: threading.Event) -> None:
         while not done.is_set():
-            self._receiver.purge()
+            self._purged += self._receiver.purge()
             sleep(PAUSE_SECONDS)
 
     def close(self) -> None:

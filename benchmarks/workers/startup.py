@@ -22,7 +22,7 @@ class ImportTime:
         return {"value": seconds, "operations": operations}
 
     def _once(self) -> float:
-        command = [sys.executable, "-c", self._script]
+        command = [sys.executable, "-P", "-c", self._script]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return float(done.stdout)
 

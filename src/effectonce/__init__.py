@@ -1,11 +1,11 @@
 """effectonce: a request, a message, a job or a call may arrive many times; its effect happens once.
 
-    from effectonce import Receiver
+from effectonce import Receiver
 
-    receiver = Receiver("sqlite:///effects.db")
+receiver = Receiver("sqlite:///effects.db")
 
-    @receiver.idempotent(key="order_id")
-    def charge(order_id: str, cents: int) -> str: ...
+@receiver.idempotent(key="order_id")
+def charge(order_id: str, cents: int) -> str: ...
 """
 
 from ._attempt import Attempt, current

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from . import codec
 from ._attempt import Attempt
 from ._messages import Outcome, Status
-from ._records import NOBODY, Claim, Completion, Decision, Guarantee, Record, State, Verdict
+from ._records import NOBODY, Claim, Completion, Decision, Guarantee, Record, State, Verdict, make
 from .errors import (
     AttemptsExhausted,
     EffectOnceError,
@@ -23,42 +23,52 @@ from .hooks import EventKind
 from .keys import new_owner
 from .policy import Policy, Resolution
 
+COMPLETED = State.COMPLETED
 UNAVAILABLE = b"!"
 """Begins a stored result that says why there is none. JSON never begins so."""
 
 
 class Call(NamedTuple):
-    """One delivery: which effect, what was asked, and how to treat it."""
+    """One delivery: the claim it makes, how to treat it, and what its result looks like."""
 
-    key: str
-    fingerprint: bytes
+    claim: Claim
     policy: Policy
     hint: Any = Any
-    may_create: bool = True
+
+    @property
+    def key(self) -> str:
+        """Which effect is meant."""
+        return self.claim.key
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What was asked."""
+        return self.claim.fingerprint
+
+
+def call_of(key: str, fingerprint: bytes, policy: Policy, hint: Any = Any, may_create: bool = True) -> Call:
+    """A delivery under ``policy``, with a new owner."""
+    lease, keep, once, most = policy.terms
+    claim = make(Claim, (key, new_owner(), fingerprint, lease, keep, once, most, may_create))
+    return make(Call, (claim, policy, hint))
 
 
 # Commands
 
 
-def claim_of(call: Call) -> Claim:
-    """The command that asks for a call's key."""
-    policy = call.policy
-    return Claim(
-        call.key,
-        new_owner(),
-        call.fingerprint,
-        policy.lease,
-        policy.keep,
-        policy.on_crash == "in_doubt",
-        policy.max_attempts,
-        call.may_create,
-    )
-
-
 def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
     """The command that records a result. A result that can't be stored never costs the completion."""
-    return Completion(
-        call.key, attempt.claim.owner, attempt.fence, State.COMPLETED, _encode(call, value), call.policy.keep
+    claim = attempt.claim
+    return make(
+        Completion,
+        (
+            claim.key,
+            claim.owner,
+            attempt.fence,
+            COMPLETED,
+            encoded(call.policy, call.hint, value),
+            claim.keep,
+        ),
     )
 
 
@@ -77,18 +87,13 @@ def settlement_of(call: Call, record: Record, resolution: Resolution) -> Complet
     """The command that ends a record in doubt as a prober or a person says."""
     state, result = State.ABSENT, None
     if resolution.kind == "completed":
-        state, result = State.COMPLETED, _encode(call, resolution.value)
+        state, result = State.COMPLETED, encoded(call.policy, call.hint, resolution.value)
     elif resolution.kind == "failed":
         state, result = State.FAILED, codec.encode_error(resolution.value)
     return Completion(record.key, NOBODY, record.fence, state, result, call.policy.keep)
 
 
 # Outcomes
-
-
-def executed(attempt: Attempt, value: Any) -> Outcome[Any]:
-    """The handler ran and its result is recorded."""
-    return Outcome("executed", value, False, attempt.number, attempt.fence, attempt.guarantee, None)
 
 
 def failed(attempt: Attempt, status: Status, error: BaseException) -> Outcome[Any]:
@@ -104,7 +109,7 @@ def store_error(call: Call, error: BaseException) -> Outcome[Any]:
 def replayed(call: Call, record: Record) -> Outcome[Any]:
     """The first answer, again."""
     status, value, error = _decode(call, record)
-    return Outcome(status, value, True, record.attempts, record.fence, record.guarantee, error)
+    return make(Outcome, (status, value, True, record.attempts, record.fence, record.guarantee, error))
 
 
 def joined(outcome: Outcome[Any]) -> Outcome[Any]:
@@ -137,15 +142,16 @@ def guarantee_of(policy: Policy) -> Guarantee:
     return "at_most_once" if policy.on_crash == "in_doubt" else "fenced"
 
 
-def _encode(call: Call, value: Any) -> bytes | None:
-    if not call.policy.store_result:
+def encoded(policy: Policy, hint: Any, value: Any) -> bytes | None:
+    """A result as it is stored: None when the policy stores none, else its bytes or why there are none."""
+    if not policy.store_result:
         return None
     try:
-        encoded = codec.encode(value, call.hint)
+        encoded = codec.encode(value, hint)
     except codec.Unencodable as error:
         return UNAVAILABLE + str(error).encode("utf-8", "backslashreplace")
-    if len(encoded) > call.policy.max_result:
-        return UNAVAILABLE + f"it has {len(encoded)} bytes, max_result is {call.policy.max_result}".encode()
+    if len(encoded) > policy.max_result:
+        return UNAVAILABLE + f"it has {len(encoded)} bytes, max_result is {policy.max_result}".encode()
     return encoded
 
 
@@ -155,17 +161,25 @@ def _decode(call: Call, record: Record) -> tuple[Status, Any, BaseException | No
         if result is None:
             return "failed", None, _exhausted(key, record)
         error = codec.decode_error(result, call.policy.remember)
-        error.add_note(f"Replayed by effectonce: asking again with the same key gives this same error. [key {key}]")
+        error.add_note(
+            f"Replayed by effectonce: asking again with the same key gives this same error. [key {key}]"
+        )
         return "failed", None, error
     if result is None:
         return "replayed", None, None
     if result.startswith(UNAVAILABLE):
         why = result[1:].decode("utf-8", "replace")
-        return "replayed", None, ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key)
+        return (
+            "replayed",
+            None,
+            ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key),
+        )
     try:
         return "replayed", codec.decode(result, call.hint), None
     except Exception as error:
-        unreadable = ResultUnavailable(f"This was done once, but its stored result can't be read here: {error}", key=key)
+        unreadable = ResultUnavailable(
+            f"This was done once, but its stored result can't be read here: {error}", key=key
+        )
         unreadable.__cause__ = error
         return "replayed", None, unreadable
 
@@ -173,7 +187,8 @@ def _decode(call: Call, record: Record) -> tuple[Status, Any, BaseException | No
 def _exhausted(key: str, record: Record | None) -> AttemptsExhausted:
     tried = record.attempts if record else 0
     return AttemptsExhausted(
-        f"{tried} attempts crashed or failed and no more are allowed. Look at why, then use a new key.", key=key
+        f"{tried} attempts crashed or failed and no more are allowed. Look at why, then use a new key.",
+        key=key,
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._blocking import Gathered
-from .errors import LeaseLost
+from .errors import LeaseLost, StoreError
 
 if TYPE_CHECKING:
     from ._attempt import Attempt
@@ -22,6 +22,7 @@ class Asyncio:
 
     awaits = True
     cancelled: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
+    trouble: tuple[type[BaseException], ...] = (StoreError, asyncio.CancelledError)
 
     def __init__(self, store: Store) -> None:
         self.store = store.for_asyncio()
@@ -60,7 +61,9 @@ class Asyncio:
             return await handler
         except asyncio.CancelledError:
             if attempt.lost and task is not None and task.uncancel() == 0:
-                raise LeaseLost("The handler was cancelled because its lease was lost.", key=attempt.key) from None
+                raise LeaseLost(
+                    "The handler was cancelled because its lease was lost.", key=attempt.key
+                ) from None
             raise
         finally:
             running = False

@@ -23,46 +23,34 @@ class Attempt:
     counts attempts at this key.
     """
 
-    __slots__ = (
-        "_claim",
-        "_lost",
-        "_monotonic",
-        "_on_end",
-        "_on_lost",
-        "cancelled",
-        "deadline",
-        "ended",
-        "fence",
-        "key",
-        "number",
-        "outcome",
-        "renew_at",
-        "started",
-        "unrecorded",
-    )
+    # Most attempts end untroubled: what trouble would set is a default of the class, and costs them nothing.
+    ended = False
+    outcome: Any = None
+    cancelled: BaseException | None = None
+    unrecorded: Completion | None = None
+    _lost = False
+    _renew_at: float | None = None
+    _on_end: list[Callable[[], object]] | None = None
+    _on_lost: Callable[[], object] | None = None
 
     def __init__(
         self, claim: Claim, fence: int, number: int, started: float, monotonic: Callable[[], float]
     ) -> None:
-        self._claim = claim
-        self.key = claim.key
+        self.claim = claim
         self.fence = fence
         self.number = number
-        self.started = started
+        self.started = self._held_since = started
         self._monotonic = monotonic
-        self.hold(started)
-        self._lost = False
-        self.ended = False
-        self.outcome: Any = None
-        self.unrecorded: Completion | None = None
-        self.cancelled: BaseException | None = None
-        self._on_end: list[Callable[[], object]] | None = None
-        self._on_lost: Callable[[], object] | None = None
+
+    @property
+    def key(self) -> str:
+        """The effect's name."""
+        return self.claim.key
 
     @property
     def guarantee(self) -> Guarantee:
         """The rung of the guarantee ladder this attempt stands on."""
-        return "at_most_once" if self._claim.once else "fenced"
+        return "at_most_once" if self.claim.once else "fenced"
 
     @property
     def lost(self) -> bool:
@@ -81,15 +69,23 @@ class Attempt:
     # What follows is for the flow and the keeper.
 
     @property
-    def claim(self) -> Claim:
-        """The claim this attempt was granted."""
-        return self._claim
+    def deadline(self) -> float:
+        """When the lease ends on the local clock: counted from when it was asked for, so never too late."""
+        return self._held_since + self.claim.lease
 
-    def hold(self, granted_at: float) -> None:
-        """Count the lease from when it was asked for: the store's own count can only start later."""
-        lease = self._claim.lease
-        self.deadline = granted_at + lease
-        self.renew_at = granted_at + lease / RENEW_SHARE
+    @property
+    def renew_at(self) -> float:
+        """When the keeper has to look after this attempt."""
+        return self._held_since + self.claim.lease / RENEW_SHARE if self._renew_at is None else self._renew_at
+
+    def hold(self, asked_at: float) -> None:
+        """The lease was renewed."""
+        self._held_since = asked_at
+        self._renew_at = None
+
+    def postpone(self, until: float) -> None:
+        """The store did not answer; try again then."""
+        self._renew_at = until
 
     def lose(self) -> None:
         """Tell the handler that its lease is gone."""
@@ -108,14 +104,13 @@ class Attempt:
         """Let those who wait for this attempt go on. Its record is written by now, or never will be."""
         self.outcome = outcome
         self.ended = True
-        for callback in self._on_end or ():
-            callback()
+        if self._on_end is not None:
+            for callback in self._on_end:
+                callback()
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call back when the attempt has ended, at once if it has; perhaps twice."""
-        if self._on_end is None:
-            self._on_end = []
-        self._on_end.append(callback)
+        self._on_end = [*(self._on_end or ()), callback]
         if self.ended:
             callback()
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import ColourMismatch
+from .errors import ColourMismatch, StoreError
 
 if TYPE_CHECKING:
     from ._attempt import Attempt
@@ -32,7 +32,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     coroutine.close()
-    raise ColourMismatch("A blocking call had to wait for an event loop. Use the awaitable form of this call.")
+    raise ColourMismatch(
+        "A blocking call had to wait for an event loop. Use the awaitable form of this call."
+    )
 
 
 class Blocking:
@@ -40,13 +42,14 @@ class Blocking:
 
     awaits = False
     cancelled: tuple[type[BaseException], ...] = ()
+    trouble: tuple[type[BaseException], ...] = (StoreError,)
 
     def __init__(self, store: Store) -> None:
         self.store = store.for_blocking()
 
     async def pause(self, seconds: float) -> None:
         """Let time pass."""
-        time.sleep(seconds)
+        time.sleep(seconds)  # noqa: ASYNC251 — there is no loop here to block
 
     async def wait(self, attempt: Attempt, seconds: float) -> None:
         """Wait until an attempt of this process ends, at most ``seconds``."""
@@ -67,10 +70,12 @@ class Blocking:
         """Run jobs side by side on at most ``limit`` threads; results in order."""
         interrupted: BaseException | None = None
         with ThreadPoolExecutor(min(limit, len(jobs)), thread_name_prefix="effectonce") as pool:
-            futures = [pool.submit(copy_context().run, lambda job=job: run(job())) for job in jobs]  # type: ignore[misc]
+            futures = [pool.submit(copy_context().run, lambda job=job: run(job())) for job in jobs]
             try:
                 wait(futures)
-            except BaseException as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
+            except (
+                BaseException
+            ) as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
                 interrupted = error
                 pool.shutdown(cancel_futures=True)
         return [None if future.cancelled() else future.result() for future in futures], interrupted

@@ -13,16 +13,20 @@ from typing import Any, Protocol, TypeVar, cast
 
 from . import _answers as answers
 from ._answers import Call
-from ._attempt import CURRENT, Attempt
+from ._attempt import CURRENT, RENEW_SHARE, Attempt
 from ._blocking import Gathered
 from ._keeper import Keeper
-from ._messages import Outcome
-from ._records import Claim, Completion, Decision, Ending, Record, State, Verdict
+from ._messages import Outcome, Status
+from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
 from .errors import LeaseLost, StoreError, StoreUnavailable
 from .hooks import EventKind, Events
 from .stores.base import Store
 
 T = TypeVar("T")
+
+CLAIMED, TAKEN_OVER, REPLAY, BUSY, MISMATCH, IN_DOUBT, EXHAUSTED, LATE = Verdict
+DONE, REPEATED, FENCED = Ending
+COMPLETED = State.COMPLETED
 
 SENDS = 4
 """How often an ending is sent before the keeper takes it over."""
@@ -37,12 +41,17 @@ class Colour(Protocol):
 
     awaits: bool
     cancelled: tuple[type[BaseException], ...]
+    """What a cancelled caller meets at any await."""
+    trouble: tuple[type[BaseException], ...]
+    """What any command may meet: the same, and a StoreError."""
     store: Store
 
     async def pause(self, seconds: float) -> None: ...
     async def wait(self, attempt: Attempt, seconds: float) -> None: ...
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T: ...
-    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]: ...
+    async def gather(
+        self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int
+    ) -> Gathered[T]: ...
 
 
 class Flow:
@@ -55,87 +64,159 @@ class Flow:
         self._cache: dict[str, tuple[float, Record]] = {}
 
     async def run(
-        self, colour: Colour, call: Call, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        colour: Colour,
+        call: Call,
+        handler: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Outcome[Any]:
-        """Run a handler for a call, or answer from what is remembered."""
-        opened = await self.open(colour, call)
-        if type(opened) is not Attempt:
-            return cast("Outcome[Any]", opened)
-        try:
-            value = await invoke(colour, opened, handler, args, kwargs)
-        except BaseException as error:
-            return await self.fail(colour, call, opened, error)
-        return await self.finish(colour, call, opened, value)
+        """Run a handler for a call, or answer from what is remembered.
 
-    async def open(self, colour: Colour, call: Call) -> Attempt | Outcome[Any]:
-        """Claim the key: an attempt that may run, or the outcome of not running."""
-        policy = call.policy
-        if policy.local_cache and (cached := self._cached(call)):
+        The straight way of a new key is written out, since every call pays for each step of it. Every turn off that
+        way is a method; ``open`` and ``finish`` are its two halves for those who need them apart.
+        """
+        claim, policy, hint = call
+        store = colour.store
+        started = self.monotonic()
+        answer: Decision | BaseException | None = None
+        if not policy.local_cache:
+            try:
+                answer = await store.claim(claim)
+            except colour.trouble as error:
+                answer = error
+        if type(answer) is Decision and answer.verdict is CLAIMED:
+            attempt = self.begin(claim, answer, started)
+        else:
+            opened = await self.open(colour, call, answer, started)
+            if type(opened) is not Attempt:
+                return cast("Outcome[Any]", opened)
+            attempt = opened
+        token = CURRENT.set(attempt)
+        try:
+            value = handler(*args, **kwargs)
+            if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
+                value = await colour.attend(attempt, value)
+        except BaseException as error:
+            CURRENT.reset(token)
+            return await self.fail(colour, call, attempt, error)
+        CURRENT.reset(token)
+        result = answers.encoded(policy, hint, value)
+        completion = make(Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep))
+        try:
+            ending = await store.complete(completion)
+        except colour.trouble as error:
+            return await self.finish(colour, call, attempt, value, error)
+        if ending is FENCED:
+            return await self.overtaken(colour, call, attempt)
+        return self.recorded(call, attempt, completion, value)
+
+    async def open(
+        self,
+        colour: Colour,
+        call: Call,
+        answer: Decision | BaseException | None = None,
+        started: float = 0.0,
+    ) -> Attempt | Outcome[Any]:
+        """Claim the key: an attempt that may run, or the outcome of not running.
+
+        ``answer`` is what a first claim met that was sent at ``started``.
+        """
+        claim, policy, _ = call
+        if answer is None and policy.local_cache and (cached := self._cached(call)):
             return self.replay(call, cached)
-        claim = answers.claim_of(call)
         waiting: _Waiting | None = None
         probed = False
         while True:
-            sent_at = self.monotonic()
-            try:
-                decision = await self._claim(colour, claim)
-            except StoreError as error:
-                return self.store_error(call, error)
-            if decision.verdict is Verdict.BUSY:
+            if answer is None:
+                started = self.monotonic()
+                try:
+                    answer = await colour.store.claim(claim)
+                except colour.trouble as error:
+                    answer = error
+            if isinstance(answer, BaseException):
+                answer = await self._claim_again(colour, claim, answer)
+                if isinstance(answer, StoreError):
+                    return self.store_error(call, answer)
+            if answer.verdict is BUSY:
                 waiting = waiting or _Waiting(self, call)
-                refused = await waiting.turn(colour, decision)
-                if refused is None:
-                    continue
-                return refused
-            if decision.verdict is Verdict.IN_DOUBT and policy.prober and not probed and decision.record:
-                probed = True
-                if await self._probe(colour, call, decision.record):
-                    continue
-            return self.admit(call, claim, decision, sent_at)
+                refused = await waiting.turn(colour, answer)
+                if refused is not None:
+                    return refused
+            elif answer.verdict is IN_DOUBT and policy.prober and not probed:
+                probed = await self._probe(colour, call, answer)
+                if not probed:
+                    return self.refuse(call, answer)
+            else:
+                if waiting is not None:
+                    self.events.note("waited", started)
+                return self.admit(call, answer, started)
+            answer = None
 
-    def admit(self, call: Call, claim: Claim, decision: Decision, sent_at: float) -> Attempt | Outcome[Any]:
+    def admit(self, call: Call, decision: Decision, started: float) -> Attempt | Outcome[Any]:
         """Turn a store's answer into an attempt, or into the outcome that it stands for."""
-        verdict, record = decision.verdict, decision.record
-        if verdict is Verdict.CLAIMED or verdict is Verdict.TAKEN_OVER:
-            assert record is not None
-            attempt = Attempt(claim, record.fence, record.attempts, sent_at, self.monotonic)
-            self.keeper.watch(attempt)
-            kind = "claimed" if verdict is Verdict.CLAIMED else "taken_over"
-            self.events.tell(kind, sent_at, claim.key, record.fence, record.attempts, attempt.guarantee)
-            return attempt
-        if verdict is Verdict.REPLAY:
-            assert record is not None
+        verdict, record, _ = decision
+        if verdict is CLAIMED or verdict is TAKEN_OVER:
+            return self.begin(call.claim, decision, started)
+        if verdict is REPLAY and record is not None:
             return self.replay(call, record)
         return self.refuse(call, decision)
 
-    async def finish(self, colour: Colour, call: Call, attempt: Attempt, value: Any) -> Outcome[Any]:
-        """Record a result, then give it."""
+    def begin(self, claim: Claim, decision: Decision, started: float) -> Attempt:
+        """A claim was granted: from here on its lease is kept."""
+        verdict, record, _ = decision
+        assert record is not None
+        attempt = Attempt(claim, record.fence, record.attempts, started, self.monotonic)
+        keeper = self.keeper
+        keeper.live[claim.owner] = attempt
+        if started + claim.lease / RENEW_SHARE < keeper.wake_at:
+            keeper.rouse(attempt)
+        if verdict is TAKEN_OVER:
+            self.events.note("taken_over", started)
+        if self.events.hooks:
+            kind: EventKind = "taken_over" if verdict is TAKEN_OVER else "claimed"
+            self.events.tell(kind, attempt.key, attempt.fence, attempt.number, attempt.guarantee)
+        return attempt
+
+    async def finish(
+        self, colour: Colour, call: Call, attempt: Attempt, value: Any, trouble: BaseException | None = None
+    ) -> Outcome[Any]:
+        """Record a result, then give it. ``trouble`` is what a first try met."""
         completion = answers.completion_of(call, attempt, value)
         try:
-            ending = await self._end(colour, attempt, completion)
-        except StoreError as error:
-            return self.store_error(call, error)
-        if ending is Ending.FENCED:
+            ending = await self._end(colour, attempt, completion, trouble)
+        except StoreError as unanswered:
+            return self.store_error(call, unanswered)
+        if ending is FENCED:
             return await self.overtaken(colour, call, attempt)
         return self.recorded(call, attempt, completion, value)
 
     def recorded(self, call: Call, attempt: Attempt, completion: Completion, value: Any) -> Outcome[Any]:
         """The outcome of an attempt whose result has been recorded."""
-        self._tell_end("completed", attempt)
+        events, claim = self.events, attempt.claim
+        now = self.monotonic()
+        took = now - attempt.started
+        events.note("completed", now, took)
+        if events.hooks:
+            events.tell("completed", claim.key, attempt.fence, attempt.number, attempt.guarantee, took)
         if call.policy.local_cache:
             self._remember(call, answers.record_of(call, attempt, completion))
-        return self.close(attempt, answers.executed(attempt, value))
+        guarantee = "at_most_once" if claim.once else "fenced"
+        outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
+        self.close(attempt, outcome)
+        return outcome
 
     async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
         """Record what a handler's exception means. One that is not the handler's word leaves the claim alone."""
         if not isinstance(error, Exception):
+            self.events.note("claimed", self.monotonic())
             self.close(attempt, None)
             raise error
         if isinstance(error, LeaseLost) and attempt.lost:
             return await self.overtaken(colour, call, attempt)
         ending = answers.failure_of(call, attempt, error)
         try:
-            answer = await self._end(colour, attempt, ending)
+            answer = await self._end(colour, attempt, ending, None)
         except StoreError as unanswered:
             if ending.state is State.ABSENT:  # nothing to remember: the handler's own error says it best
                 return answers.failed(attempt, "failed", error)
@@ -146,10 +227,12 @@ class Flow:
         self, attempt: Attempt, ending: Completion, answer: Ending, error: BaseException
     ) -> Outcome[Any]:
         """The outcome of an attempt whose handler raised, after its ending has been recorded."""
-        kind = "fenced" if answer is Ending.FENCED else ENDED[ending.state]
+        kind = "fenced" if answer is FENCED else ENDED[ending.state]
         self._tell_end(kind, attempt, type(error).__name__)
-        status = "in_doubt" if ending.state is State.IN_DOUBT else "failed"
-        return self.close(attempt, answers.failed(attempt, status, error))
+        status: Status = "in_doubt" if ending.state is State.IN_DOUBT else "failed"
+        outcome = answers.failed(attempt, status, error)
+        self.close(attempt, outcome)
+        return outcome
 
     async def overtaken(self, colour: Colour, call: Call, attempt: Attempt) -> Outcome[Any]:
         """The lease was lost and the result refused. The record's answer counts, never this attempt's own."""
@@ -171,32 +254,31 @@ class Flow:
 
     def replay(self, call: Call, record: Record) -> Outcome[Any]:
         """Answer a duplicate from the record."""
-        self.events.tell("replayed", self.monotonic(), call.key, record.fence, record.attempts, record.guarantee)
+        self._tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
         if call.policy.local_cache:
             self._remember(call, record)
         return answers.replayed(call, record)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
         """Answer a duplicate with the outcome of the attempt that it met."""
-        self.events.tell(
-            "replayed", self.monotonic(), call.key, outcome.fence, outcome.attempt, outcome.guarantee
-        )
+        self._tell("replayed", call.key, outcome.fence, outcome.attempt, outcome.guarantee)
         return answers.joined(outcome)
 
-    def close(self, attempt: Attempt, outcome: Any) -> Any:
+    def close(self, attempt: Attempt, outcome: Outcome[Any] | None) -> None:
         """Let go of an attempt. A caller that was cancelled meanwhile hears of it now, when all is recorded."""
         self.keeper.forget(attempt)
         attempt.end(outcome)
         if attempt.cancelled is not None:
             raise attempt.cancelled
-        return outcome
 
-    async def _claim(self, colour: Colour, claim: Claim) -> Decision:
+    async def _claim_again(self, colour: Colour, claim: Claim, error: BaseException) -> Decision | StoreError:
+        """Perhaps only the reply was lost: the same owner may ask again, and gets the same answer."""
         try:
-            try:
-                return await colour.store.claim(claim)
-            except StoreUnavailable:  # perhaps only the reply was lost: the same owner may ask again
-                return await colour.store.claim(claim)
+            if not isinstance(error, StoreUnavailable):
+                raise error
+            return await colour.store.claim(claim)
+        except StoreError as again:
+            return again
         except colour.cancelled:
             await self.withdraw(colour, claim)
             raise
@@ -205,35 +287,34 @@ class Flow:
         """Give back a claim whose handler has not begun, if the store granted it."""
         try:
             decision, _ = await _insist(colour, lambda: colour.store.claim(claim))
-            if decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER) and decision.record:
+            if decision.verdict in (CLAIMED, TAKEN_OVER) and decision.record:
                 fence = decision.record.fence
                 await _insist(colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep))
         except StoreError as error:  # then its lease ends it
-            self.events.tell("store_error", self.monotonic(), claim.key, detail=str(error))
+            self._tell("store_error", claim.key, detail=str(error))
 
-    async def _end(self, colour: Colour, attempt: Attempt, ending: Completion) -> Ending:
+    async def _end(
+        self, colour: Colour, attempt: Attempt, ending: Completion, first: BaseException | None
+    ) -> Ending:
         """Write an ending, through cancellation and short outages; the keeper goes on where this gives up."""
+        if isinstance(first, colour.cancelled):
+            attempt.cancelled = first
         try:
-            return await colour.store.complete(ending)
-        except StoreUnavailable:
-            pass
-        except colour.cancelled as cancelled:
-            attempt.cancelled = cancelled
-        try:
-            answer, cancelled_again = await _insist(colour, lambda: colour.store.complete(ending))
-        except StoreUnavailable as error:
+            answer, cancelled = await _insist(colour, lambda: colour.store.complete(ending))
+        except StoreError as error:
             attempt.unrecorded = ending
             attempt.end(None)
             raise StoreUnavailable(
-                "The handler has run but its ending could not be recorded yet; the claim stays and the write goes "
-                f"on being tried until the lease ends. Ask again with the same key. ({error})",
+                "The handler has run, but how it ended could not be recorded yet. The claim stays and the write "
+                f"goes on being tried. Ask again with the same key. ({error})",
                 key=attempt.key,
             ) from error
-        attempt.cancelled = cancelled_again or attempt.cancelled
+        attempt.cancelled = cancelled or attempt.cancelled
         return answer
 
-    async def _probe(self, colour: Colour, call: Call, record: Record) -> bool:
-        assert call.policy.prober is not None
+    async def _probe(self, colour: Colour, call: Call, decision: Decision) -> bool:
+        record = decision.record
+        assert call.policy.prober is not None and record is not None
         resolution: Any = call.policy.prober(record)
         if colour.awaits and inspect.isawaitable(resolution):
             resolution = await resolution
@@ -243,34 +324,39 @@ class Flow:
         return True
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
+        """The outcome of a claim that was neither granted nor done before."""
         kind, outcome = answers.refused(call, decision)
-        self.events.tell(
-            kind,
-            self.monotonic(),
-            call.key,
-            outcome.fence,
-            outcome.attempt,
-            outcome.guarantee,
-            None,
-            outcome.status,
-        )
-        if call.policy.dead_letter and decision.verdict in (Verdict.LATE, Verdict.EXHAUSTED):
+        self._tell(kind, call.key, outcome.fence, outcome.attempt, outcome.guarantee, outcome.status)
+        if call.policy.dead_letter and decision.verdict in (LATE, EXHAUSTED):
             call.policy.dead_letter(call.key, decision.verdict.value)
         return outcome
 
     def store_error(self, call: Call, error: StoreError) -> Outcome[Any]:
+        """The outcome of a command that the store did not answer."""
         outcome = answers.store_error(call, error)
-        self.events.tell(
-            "store_error", self.monotonic(), call.key, 0, 0, outcome.guarantee, None, type(error).__name__
-        )
+        self._tell("store_error", call.key, 0, 0, outcome.guarantee, type(error).__name__)
         return outcome
+
+    def _tell(
+        self,
+        kind: EventKind,
+        key: str,
+        fence: int = 0,
+        attempt: int = 0,
+        guarantee: Guarantee = "fenced",
+        detail: str = "",
+    ) -> None:
+        self.events.note(kind, self.monotonic())
+        if self.events.hooks:
+            self.events.tell(kind, key, fence, attempt, guarantee, None, detail)
 
     def _tell_end(self, kind: EventKind, attempt: Attempt, detail: str = "") -> None:
         now = self.monotonic()
         took = now - attempt.started
-        self.events.tell(
-            kind, now, attempt.key, attempt.fence, attempt.number, attempt.guarantee, took, detail
-        )
+        self.events.note(kind, now, took)
+        if self.events.hooks:
+            guarantee = attempt.guarantee
+            self.events.tell(kind, attempt.key, attempt.fence, attempt.number, guarantee, took, detail)
 
     def _cached(self, call: Call) -> Record | None:
         found = self._cache.get(call.key)
@@ -304,11 +390,11 @@ class _Waiting:
             return flow.refuse(call, decision)
         if not self._told:
             self._told = True
-            flow.events.tell("busy", flow.monotonic(), call.key)
+            flow._tell("busy", call.key, detail="waits")
         if left <= 0:
             return answers.refused(call, decision)[1]
-        running = flow.keeper.live.get(call.key)
-        if running is not None and not running.ended:
+        running = flow.keeper.running(call.key)
+        if running is not None:
             await colour.wait(running, min(left, decision.retry_after + FIRST_PAUSE))
             if call.policy.busy == "join" and running.outcome is not None:
                 return flow.join(call, running.outcome)
@@ -318,21 +404,9 @@ class _Waiting:
         return None
 
 
-async def invoke(
-    colour: Colour, attempt: Attempt, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a handler with ``current()`` set to its attempt."""
-    token = CURRENT.set(attempt)
-    try:
-        value = handler(*args, **kwargs)
-        if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
-            value = await colour.attend(attempt, value)
-        return value
-    finally:
-        CURRENT.reset(token)
-
-
-async def _insist(colour: Colour, send: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, BaseException | None]:
+async def _insist(
+    colour: Colour, send: Callable[[], Coroutine[Any, Any, T]]
+) -> tuple[T, BaseException | None]:
     """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice."""
     cancelled: BaseException | None = None
     pause = 0.01

@@ -26,32 +26,32 @@ LINGER_SECONDS = 5.0
 
 
 class Keeper:
-    """Knows every live attempt of one receiver, and keeps it alive."""
+    """Knows every live attempt of one receiver, and keeps it alive.
 
-    def __init__(self, store: Store, monotonic: Callable[[], float], lost: Callable[[Attempt, str], None]) -> None:
-        self.live: dict[str, Attempt] = {}
+    Whoever begins an attempt puts it into ``live`` by its owner, and calls ``rouse`` if its renewal is due before
+    ``wake_at``: most are not, because the thread looks after a third of a lease anyway.
+    """
+
+    def __init__(
+        self, store: Store, monotonic: Callable[[], float], lost: Callable[[Attempt, str], None]
+    ) -> None:
+        self.live: dict[bytes, Attempt] = {}  # by owner
         self._store = store
         self._monotonic = monotonic
         self._tell_lost = lost
-        self._wake_at = inf
+        self.wake_at = inf
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def watch(self, attempt: Attempt) -> None:
-        """Keep an attempt's lease alive from now on. An older attempt at the same key is lost by this."""
-        older = self.live.get(attempt.key)
-        self.live[attempt.key] = attempt
-        if older is not None:
-            older.lose()
-        if attempt.renew_at < self._wake_at or self._thread is None:
-            self._rouse(attempt.renew_at)
-
     def forget(self, attempt: Attempt) -> None:
         """Stop renewing: the attempt has ended, or has to be left to its lease."""
-        if self.live.get(attempt.key) is attempt:
-            del self.live[attempt.key]
+        self.live.pop(attempt.claim.owner, None)
+
+    def running(self, key: str) -> Attempt | None:
+        """The attempt of this process that is running for a key."""
+        return next((a for a in list(self.live.values()) if a.claim.key == key and not a.ended), None)
 
     async def tick(self, store: Store, now: float) -> float:
         """Renew what is due at ``now`` and say when to come back."""
@@ -69,10 +69,14 @@ class Keeper:
         self._closed = True
         self._wake.set()
 
-    def after_fork(self) -> None:
+    def before_fork(self) -> None:
+        """Nothing to bring to rest: the thread simply is not there in the child."""
+
+    def after_fork(self, *, in_child: bool) -> None:
         """The parent's attempts and thread are not the child's."""
-        self.live, self._wake_at, self._thread = {}, inf, None
-        self._wake, self._lock = threading.Event(), threading.Lock()
+        if in_child:
+            self.live, self.wake_at, self._thread = {}, inf, None
+            self._wake, self._lock = threading.Event(), threading.Lock()
 
     async def _renew(self, store: Store, due: list[Attempt], now: float) -> None:
         try:
@@ -102,20 +106,23 @@ class Keeper:
             self.forget(attempt)
 
     def _postpone(self, attempt: Attempt, now: float, why: str) -> None:
-        pause = attempt.claim.lease / RETRY_SHARE
-        if now + pause >= attempt.deadline:
+        claim = attempt.claim
+        pause = claim.lease / RETRY_SHARE
+        patience = 0.0 if attempt.unrecorded is None else claim.keep  # the ending stays true after the lease
+        if now + pause >= attempt.deadline + patience:
             self._lose(attempt, why)
         else:
-            attempt.renew_at = now + pause
+            attempt.postpone(now + pause)
 
     def _lose(self, attempt: Attempt, why: str) -> None:
         self.forget(attempt)
         attempt.lose()
         self._tell_lost(attempt, why)
 
-    def _rouse(self, at: float) -> None:
+    def rouse(self, attempt: Attempt) -> None:
+        """See to it that the thread looks in time for an attempt that it did not expect."""
         with self._lock:
-            self._wake_at = min(self._wake_at, at)
+            self.wake_at = min(self.wake_at, attempt.renew_at)
             self._wake.set()
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="effectonce-keeper", daemon=True)
@@ -125,21 +132,21 @@ class Keeper:
         while not self._closed:
             with self._lock:
                 self._wake.clear()
-                left = self._wake_at - self._monotonic()
+                left = self.wake_at - self._monotonic()
             if left > 0:
                 woken = self._wake.wait(min(left, LINGER_SECONDS))
                 if self._may_leave(woken):
                     return
                 continue
             with self._lock:
-                self._wake_at = inf  # an attempt that comes during the tick sets it again
+                self.wake_at = inf  # an attempt that comes during the tick sets it again
             due = run(self.tick(self._store, self._monotonic()))
             with self._lock:
-                self._wake_at = min(self._wake_at, due)
+                self.wake_at = min(self.wake_at, due)
 
     def _may_leave(self, woken: bool) -> bool:
         with self._lock:
-            if woken or self._wake_at < inf or self.live:
+            if woken or self.wake_at < inf or self.live:
                 return False
             self._thread = None
             return True

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from . import keys
-from ._records import Guarantee
+from ._records import Guarantee, make
 from .errors import UsageError
 
 T = TypeVar("T")
 
-Status = Literal["executed", "replayed", "in_progress", "mismatch", "failed", "in_doubt", "late", "store_error"]
+Status = Literal[
+    "executed", "replayed", "in_progress", "mismatch", "failed", "in_doubt", "late", "store_error"
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class _MessageFields(NamedTuple):
+    id: str
+    payload: Any = None
+    timestamp: datetime | float | None = None
+    source: str = ""
+
+
+class Message(_MessageFields):
     """Something that may arrive twice.
 
     ``id`` is the sender's and the same on every delivery; ``source`` says whose ids these are; ``payload`` is what
     is asked (its hash is the fingerprint); ``timestamp`` (aware datetime or seconds since 1970) is when it was sent.
     """
 
-    id: str
-    payload: Any = None
-    timestamp: datetime | float | None = None
-    source: str = ""
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        keys.check_id(self.id)
-        if isinstance(self.timestamp, datetime) and self.timestamp.tzinfo is None:
-            raise UsageError(f"timestamp={self.timestamp!r} has no time zone, so its age can't be told.")
+    def __new__(
+        cls, id: str, payload: Any = None, timestamp: datetime | float | None = None, source: str = ""
+    ) -> Self:
+        keys.check_id(id)
+        if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
+            raise UsageError(f"timestamp={timestamp!r} has no time zone, so its age can't be told.")
+        return make(cls, (id, payload, timestamp, source))
 
     @classmethod
     def with_content_id(

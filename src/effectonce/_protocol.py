@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from ._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State, Verdict
+from ._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State, Verdict, make
 
 ABSENT, PENDING, COMPLETED, FAILED, IN_DOUBT = State
+CLAIMED, REPLAY, DONE, REPEATED, FENCED = (
+    Verdict.CLAIMED, Verdict.REPLAY, Ending.DONE, Ending.REPEATED, Ending.FENCED,
+)  # fmt: skip
 
 MOVES: Final[dict[State, dict[str, State]]] = {
     ABSENT: {"claim": PENDING, "exhaust": FAILED},
@@ -50,24 +53,29 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
     if record is None or is_expired(record, now):  # 1. unknown: new, unless it is too old to be proven new
         if not claim.may_create:
             return Decision(Verdict.LATE, record)
-        return Decision(Verdict.CLAIMED, _held(claim, max(floor, record.fence if record else 0) + 1, 1, now))
+        fence = floor if record is None else max(floor, record.fence)
+        return make(Decision, (CLAIMED, _held(claim, fence + 1, 1, now), 0.0))
     state = record.state
     if record.fingerprint != claim.fingerprint:  # 2. known, but something else was asked
         return Decision(Verdict.MISMATCH, record)
     if state is COMPLETED or state is FAILED:  # 3. known and done
-        return Decision(Verdict.REPLAY, record)
+        return make(Decision, (REPLAY, record, 0.0))
     if state is IN_DOUBT:  # 4. ended without a word
         return Decision(Verdict.IN_DOUBT, record)
-    if state is PENDING:  # 5. somebody holds it: me (the reply was lost), or another whose lease lives or is over
+    if (
+        state is PENDING
+    ):  # 5. somebody holds it: me (the reply was lost), or another whose lease lives or is over
         if record.owner == claim.owner:
-            return Decision(Verdict.CLAIMED, _held(claim, record.fence, record.attempts, now))
+            return Decision(CLAIMED, _held(claim, record.fence, record.attempts, now))
         if record.lease_until > now:
             return Decision(Verdict.BUSY, record, record.lease_until - now)
         if record.once or claim.once:
             return Decision(Verdict.IN_DOUBT, _ended(record, IN_DOUBT, None, now + claim.keep))
     if claim.max_attempts is not None and record.attempts >= claim.max_attempts:  # 6. tried often enough
         return Decision(Verdict.EXHAUSTED, _ended(record, FAILED, None, now + claim.keep))
-    verdict = Verdict.TAKEN_OVER if state is PENDING else Verdict.CLAIMED  # 7. crashed or released: next attempt
+    verdict = (
+        Verdict.TAKEN_OVER if state is PENDING else Verdict.CLAIMED
+    )  # 7. crashed or released: next attempt
     return Decision(verdict, _held(claim, record.fence + 1, record.attempts + 1, now))
 
 
@@ -82,12 +90,12 @@ def decide_renewal(record: Record | None, renewal: Renewal, now: float) -> Recor
 def decide_ending(record: Record | None, ending: Completion, now: float) -> tuple[Ending, Record | None]:
     """Say whether this attempt may end the record, and what it becomes."""
     if record is None or record.fence != ending.fence:
-        return Ending.FENCED, record
+        return FENCED, record
     if record.owner == ending.owner and ENDINGS[ending.state] in MOVES[record.state]:
-        return Ending.DONE, _ended(record, ending.state, ending.result, now + ending.keep)
+        return DONE, _ended(record, ending.state, ending.result, now + ending.keep)
     if record.state is ending.state and record.result == ending.result:
-        return Ending.REPEATED, record
-    return Ending.FENCED, record
+        return REPEATED, record
+    return FENCED, record
 
 
 def is_expired(record: Record, now: float) -> bool:
@@ -107,22 +115,11 @@ def _holds(record: Record, command: Renewal) -> bool:
 
 
 def _held(claim: Claim, fence: int, attempts: int, now: float) -> Record:
-    until = now + claim.lease
-    return Record(
-        claim.key, PENDING, claim.owner, fence, claim.fingerprint, until, attempts, None, until + claim.keep, claim.once
-    )
+    key, owner, fingerprint, lease, keep, once, _, _ = claim
+    until = now + lease
+    return make(Record, (key, PENDING, owner, fence, fingerprint, until, attempts, None, until + keep, once))
 
 
 def _ended(record: Record, state: State, result: bytes | None, expires_at: float) -> Record:
-    return Record(
-        record.key,
-        state,
-        NOBODY,
-        record.fence,
-        record.fingerprint,
-        0.0,
-        record.attempts,
-        result,
-        expires_at,
-        record.once,
-    )
+    key, _, _, fence, fingerprint, _, attempts, _, _, once = record
+    return make(Record, (key, state, NOBODY, fence, fingerprint, 0.0, attempts, result, expires_at, once))

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import inspect
-import os
 import time
 import typing
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, keys
-from ._answers import Call, settlement_of
+from ._answers import Call, call_of, settlement_of
 from ._attempt import Attempt
 from ._blocking import Blocking, run
 from ._flow import Colour, Flow
+from ._fork import tell_of_forks
 from ._keeper import Keeper
 from ._messages import Message, Outcome
-from ._records import Ending, Record, State
+from ._records import Claim, Ending, Record, State, make
 from .claims import Claiming
 from .errors import ColourMismatch, UsageError
 from .functions import AsyncFunction, Function, Identity, KeySource, P, decorate
 from .hooks import Events, Hook, Stats
-from .keys import Key
+from .keys import Key, new_owner
 from .policy import Policy, Resolution
 from .stores import Store, open_store
 from .sweeping import Redrive, Swept, sweep
@@ -62,15 +61,16 @@ class Receiver:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = open_store(store)
-        self.policy = _policy(policy) or Policy()
+        self.policy = Policy() if policy is None else _policy(policy)
         self.consumer, self.scope = consumer, scope
         self._clock = clock
         self.events = Events(tuple(hooks), monotonic)
         self.blocking = Blocking(self.store)
         self._keeper = Keeper(self.blocking.store, monotonic, self._lost)
         self.flow = Flow(self._keeper, self.events, monotonic)
+        self._prefix = _message_prefix(scope, consumer, "", "")
         self._operations: dict[str, tuple[str, int]] = {}
-        _RECEIVERS.add(self)
+        tell_of_forks(self._keeper)
 
     @cached_property
     def asyncio(self) -> Asyncio:
@@ -93,9 +93,12 @@ class Receiver:
     ) -> Outcome[R]:
         """Run ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
         if _is_async(handler):
-            raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.aprocess(...)` for it.")
+            raise ColourMismatch(
+                f"{handler!r} is a coroutine function. Use `await receiver.aprocess(...)` for it."
+            )
         call = self._call(message, handler, operation, version, scope, policy)
-        return run(self.flow.run(self.blocking, call, handler, (message,), {})).unwrap()
+        outcome = run(self.flow.run(self.blocking, call, handler, (message,), {}))
+        return outcome if outcome.error is None else outcome.unwrap()
 
     async def aprocess(
         self,
@@ -125,7 +128,9 @@ class Receiver:
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
         if _is_async(handler):
-            raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.aprocess_batch(...)`.")
+            raise ColourMismatch(
+                f"{handler!r} is a coroutine function. Use `await receiver.aprocess_batch(...)`."
+            )
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return run(batch.run_batch(self.flow, self.blocking, slots, handler, size, concurrency))
 
@@ -148,14 +153,15 @@ class Receiver:
     # Functions and blocks
 
     @overload
-    def idempotent(
+    def idempotent(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncFunction[P, R]: ...
+    ) -> AsyncFunction[P, R]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def idempotent(self, function: Callable[P, R], /) -> Function[P, R]: ...
     @overload
     def idempotent(
         self,
+        /,
         *,
         key: KeySource = None,
         operation: str = "",
@@ -190,7 +196,7 @@ class Receiver:
             name = operation or self._operation_of(function)
             whose = self.scope if scope is None else scope
             identity = Identity(function, key, whose, name, version, ignore)
-            return decorate(self, function, identity, _policy(policy) or self.policy)
+            return decorate(self, function, identity, self._policy(policy))
 
         return decorator if function is None else decorator(function)
 
@@ -205,8 +211,12 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Claiming:
         """Claim a key for a block: ``with receiver.claim("key") as claim``, or ``async with``."""
-        named = key if isinstance(key, Key) else Key.of(key, operation, self.scope if scope is None else scope, version)
-        return Claiming(self, Call(named.text, keys.fingerprint(payload), _policy(policy) or self.policy))
+        named = (
+            key
+            if isinstance(key, Key)
+            else Key.of(key, operation, self.scope if scope is None else scope, version)
+        )
+        return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy)))
 
     # Operations
 
@@ -218,7 +228,7 @@ class Receiver:
         *,
         policy: Policy | None = None,
     ) -> bool:
-        """Settle an attempt in doubt: it ``completed`` with a value, ``failed`` with an exception, or was ``not_applied``.
+        """Settle an attempt in doubt: it completed with a value, failed with an exception, or was not applied.
 
         ``key`` is the text an error carries, or the id given to ``claim``. False when it is not in doubt (any more).
         """
@@ -239,21 +249,23 @@ class Receiver:
         """What the store remembers of a key."""
         return run(self.blocking.store.get(self._key_text(key)))
 
-    def sweep(self, redrive: Redrive | None = None, *, policy: Policy | None = None, limit: int = 1000) -> Swept:
+    def sweep(
+        self, redrive: Redrive | None = None, *, policy: Policy | None = None, limit: int = 1000
+    ) -> Swept:
         """Find attempts whose lease is over and settle or re-drive them, without waiting for a retry to come."""
-        return run(sweep(self.flow, self.blocking, _policy(policy) or self.policy, redrive, limit))
+        return run(sweep(self.flow, self.blocking, self._policy(policy), redrive, limit))
 
     async def asweep(
         self, redrive: Redrive | None = None, *, policy: Policy | None = None, limit: int = 1000
     ) -> Swept:
         """``sweep`` for callers on an event loop."""
-        return await sweep(self.flow, self.asyncio, _policy(policy) or self.policy, redrive, limit)
+        return await sweep(self.flow, self.asyncio, self._policy(policy), redrive, limit)
 
     def purge(self, limit: int = 256) -> int:
         """Look at a bounded piece of the store and forget what has expired there. Traffic does so by itself."""
         gone = run(self.blocking.store.purge(limit))
         if gone:
-            self.events.tell("purged", self.flow.monotonic(), "", detail=f"{gone} records")
+            self.events.tell("purged", "", detail=f"{gone} records")
         return gone
 
     def stats(self, minutes: int = 5) -> Stats:
@@ -284,15 +296,20 @@ class Receiver:
     ) -> Call:
         if type(message) is not Message:
             raise UsageError(f"{message!r} is not a Message. Wrap it: Message(id=..., payload=...).")
-        chosen = self.policy if policy is None else _policy(policy)
-        assert chosen is not None
-        prefix = _message_prefix(
-            self.scope if scope is None else scope, operation or self.consumer, message.source, version
-        )
-        payload, sent = message.payload, message.timestamp
+        id_, payload, sent, source = message
+        policy = self.policy if policy is None else _policy(policy)
+        if source or operation or version or scope is not None:
+            whose = self.scope if scope is None else scope
+            key = _message_prefix(whose, operation or self.consumer, source, version) + id_
+        else:
+            key = self._prefix + id_
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
-        may_create = sent is None or chosen.late == "process" or self._age(sent) <= chosen.keep
-        return Call(prefix + message.id, fingerprint, chosen, _hint(handler), may_create)
+        may_create = sent is None or policy.late == "process" or self._age(sent) <= policy.keep
+        annotations = getattr(handler, "__annotations__", None)
+        hint = _resolved_hint(handler) if annotations and "return" in annotations else Any
+        lease, keep, once, most = policy.terms
+        claim = make(Claim, (key, new_owner(), fingerprint, lease, keep, once, most, may_create))
+        return make(Call, (claim, policy, hint))
 
     def _slots(
         self,
@@ -305,6 +322,9 @@ class Receiver:
     ) -> list[batch.Slot]:
         return [(self._call(m, handler, operation, version, scope, policy), (m,)) for m in messages]
 
+    def _policy(self, policy: Policy | None) -> Policy:
+        return self.policy if policy is None else _policy(policy)
+
     def _age(self, sent: datetime | float) -> float:
         return self._clock() - (sent.timestamp() if isinstance(sent, datetime) else sent)
 
@@ -313,7 +333,9 @@ class Receiver:
         code = inspect.unwrap(function).__code__
         place = (code.co_filename, code.co_firstlineno)
         if self._operations.setdefault(name, place) != place:
-            raise UsageError(f"Two functions are called {name}, so they would share keys. Give one an operation=.")
+            raise UsageError(
+                f"Two functions are called {name}, so they would share keys. Give one an operation=."
+            )
         return name
 
     def _key_text(self, key: str | Key) -> str:
@@ -331,32 +353,26 @@ class Receiver:
         record = await colour.store.get(self._key_text(key))
         if record is None or record.state is not State.IN_DOUBT:
             return False
-        call = Call(record.key, record.fingerprint, _policy(policy) or self.policy)
-        return await colour.store.complete(settlement_of(call, record, Resolution(kind, value))) is not Ending.FENCED
-
-    def _lost(self, attempt: Attempt, why: str) -> None:
-        self.events.tell(
-            "lease_lost",
-            self.flow.monotonic(),
-            attempt.key,
-            attempt.fence,
-            attempt.number,
-            attempt.guarantee,
-            None,
-            why,
+        call = call_of(record.key, record.fingerprint, self._policy(policy))
+        return (
+            await colour.store.complete(settlement_of(call, record, Resolution(kind, value)))
+            is not Ending.FENCED
         )
 
-    def _after_fork(self) -> None:
-        self._keeper.after_fork()
-        self.events.after_fork()
-        self.store.after_fork()
+    def _lost(self, attempt: Attempt, why: str) -> None:
+        self.events.note("lease_lost", self.flow.monotonic())
+        self.events.tell(
+            "lease_lost", attempt.key, attempt.fence, attempt.number, attempt.guarantee, None, why
+        )
 
 
 class _Decorator(typing.Protocol):
     """What ``@receiver.idempotent(...)`` gives: it keeps the function's parameters, result and colour."""
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncFunction[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Function[P, R]: ...
 
@@ -375,31 +391,16 @@ def _resolved_hint(handler: Callable[..., Any]) -> Any:
         return Any
 
 
-def _hint(handler: Callable[..., Any]) -> Any:
-    """The handler's return annotation, by which results are rebuilt."""
-    annotations = getattr(handler, "__annotations__", None)
-    return _resolved_hint(handler) if annotations and "return" in annotations else Any
-
-
 def _is_async(handler: Callable[..., Any]) -> bool:
     code = getattr(handler, "__code__", None)
     if code is not None:
         return bool(code.co_flags & inspect.CO_COROUTINE)
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)
+    )
 
 
-def _policy(policy: Policy | None) -> Policy | None:
-    if policy is not None and not isinstance(policy, Policy):
+def _policy(policy: Policy) -> Policy:
+    if not isinstance(policy, Policy):
         raise UsageError(f'{policy!r} is not a Policy. Write Policy(keep="24h", ...) or Policy.payments().')
     return policy
-
-
-_RECEIVERS: weakref.WeakSet[Receiver] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for receiver in list(_RECEIVERS):
-        receiver._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

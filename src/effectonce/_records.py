@@ -10,6 +10,9 @@ from typing import Final, Literal, NamedTuple
 
 Guarantee = Literal["fenced", "at_most_once", "atomic"]
 
+make: Final = tuple.__new__
+"""Makes a NamedTuple from a tuple of all its fields, in a third of the time its own constructor takes."""
+
 
 class State(IntEnum):
     """What a store remembers of a key. The numbers are stored; never reuse one."""
@@ -19,6 +22,8 @@ class State(IntEnum):
     COMPLETED = 2
     FAILED = 3
     IN_DOUBT = 4
+
+    __hash__ = int.__hash__  # Enum's own is Python code, and every command looks states up
 
 
 NOBODY: Final = b""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from types import CoroutineType
 from typing import Any, NamedTuple
 
 from . import _answers as answers
 from ._answers import Call
-from ._attempt import Attempt
-from ._flow import Colour, Flow, invoke
+from ._attempt import CURRENT, Attempt
+from ._flow import Colour, Flow
 from ._messages import Outcome
 from ._records import Claim, Completion, Decision, Ending, Verdict
 from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError
@@ -30,7 +32,12 @@ class _Ran(NamedTuple):
 
 
 async def run_batch(
-    flow: Flow, colour: Colour, slots: Sequence[Slot], handler: Callable[..., Any], size: int, concurrency: int
+    flow: Flow,
+    colour: Colour,
+    slots: Sequence[Slot],
+    handler: Callable[..., Any],
+    size: int,
+    concurrency: int,
 ) -> list[Outcome[Any]]:
     """Process messages in pieces of ``size``; outcomes in order, and no failure spoils another."""
     if not 1 <= size <= MAX_SIZE or concurrency < 1:
@@ -66,7 +73,7 @@ class _Piece:
 
     async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
         """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
-        claims = [answers.claim_of(self.slots[index][0]) for index in indexes]
+        claims = [self.slots[index][0].claim for index in indexes]
         sent_at = self.flow.monotonic()
         try:
             decisions = await self._send(claims)
@@ -75,12 +82,12 @@ class _Piece:
                 self.outcomes[index] = self.flow.store_error(self.slots[index][0], error)
             return {}
         opened: dict[int, Attempt | None] = {}
-        for index, claim, decision in zip(indexes, claims, decisions, strict=True):
+        for index, decision in zip(indexes, decisions, strict=True):
             call = self.slots[index][0]
             if _has_to_wait(call, decision):
                 opened[index] = None
                 continue
-            admitted = self.flow.admit(call, claim, decision, sent_at)
+            admitted = self.flow.admit(call, decision, sent_at)
             if isinstance(admitted, Attempt):
                 opened[index] = admitted
             else:
@@ -102,7 +109,10 @@ class _Piece:
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> BaseException | None:
         if not opened:
             return None
-        jobs = [lambda index=index, attempt=attempt: self._job(index, attempt) for index, attempt in opened.items()]
+        jobs = [
+            lambda index=index, attempt=attempt: self._job(index, attempt)
+            for index, attempt in opened.items()
+        ]
         results, interrupted = await self.colour.gather(jobs, self.concurrency)
         ran: dict[int, _Ran] = {}
         for (index, attempt), result in zip(opened.items(), results, strict=True):
@@ -122,9 +132,19 @@ class _Piece:
         if attempt is None:
             return await self.flow.run(self.colour, call, self.handler, args, {})
         try:
-            return _Ran(attempt, await invoke(self.colour, attempt, self.handler, args, {}), None)
+            return _Ran(attempt, await self._invoke(attempt, args), None)
         except BaseException as error:
             return _Ran(attempt, None, error)
+
+    async def _invoke(self, attempt: Attempt, args: tuple[Any, ...]) -> Any:
+        token = CURRENT.set(attempt)
+        try:
+            value = self.handler(*args)
+            if type(value) is CoroutineType or (self.colour.awaits and inspect.isawaitable(value)):
+                value = await self.colour.attend(attempt, value)
+            return value
+        finally:
+            CURRENT.reset(token)
 
     async def _record(self, ran: dict[int, _Ran]) -> None:
         endings: dict[int, Completion] = {}
@@ -138,7 +158,7 @@ class _Piece:
                 await self._record_alone(index, ran[index])
         try:
             answered = await self.colour.store.complete_many(list(endings.values())) if endings else []
-        except (StoreError, *self.colour.cancelled):
+        except self.colour.trouble:
             for index in endings:
                 await self._record_alone(index, ran[index])
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ._attempt import CURRENT, Attempt
 from ._blocking import run
@@ -66,19 +66,19 @@ class Claiming:
         self._colour_is(awaits=True, instead="claim.complete(value)")
         return await self._complete(self._receiver.asyncio, value)
 
-    def __enter__(self) -> Claiming:
+    def __enter__(self) -> Self:
         return run(self._enter(self._receiver.blocking))
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         run(self._exit(self._receiver.blocking, error))
 
-    async def __aenter__(self) -> Claiming:
+    async def __aenter__(self) -> Self:
         return await self._enter(self._receiver.asyncio)
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._exit(self._receiver.asyncio, error)
 
-    async def _enter(self, colour: Colour) -> Claiming:
+    async def _enter(self, colour: Colour) -> Self:
         if self._awaits is not None:
             raise UsageError("A claim can be entered once. Ask the receiver for another.", key=self._call.key)
         self._awaits = colour.awaits

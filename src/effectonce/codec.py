@@ -80,7 +80,8 @@ class Unencodable(UsageError, TypeError):
         self.path, self.type, self.why = path, type, why
 
     def __str__(self) -> str:
-        return f"{self.path} is a {_qualified(self.type)}, which can't be encoded: {self.why}"
+        path = self.path if len(self.path) <= 120 else f"{self.path[:60]}…{self.path[-60:]}"
+        return f"{path} is a {_qualified(self.type)}, which can't be encoded: {self.why}"
 
 
 def encode(value: Any, hint: Any = Any) -> bytes:
@@ -88,9 +89,11 @@ def encode(value: Any, hint: Any = Any) -> bytes:
 
     Raises ``Unencodable`` and nothing else.
     """
+    if value is None:
+        return b"null"
     if type(value) is str:
         return _quoted(value).encode("utf-8", "surrogatepass")
-    return _write("result", value, _ANY if hint is Any else _plan(hint), _STORED)
+    return _write("result", value, hint, _STORED)
 
 
 def decode(data: bytes, hint: Any = Any) -> Any:
@@ -116,7 +119,7 @@ def canonical(value: Any) -> bytes:
     """
     if type(value) is str:
         return _quoted(value).encode("utf-8", "surrogatepass")
-    return _write("payload", value, _ANY, _CANONICAL)
+    return _write("payload", value, Any, _CANONICAL)
 
 
 def canonical_json(text: str | bytes) -> bytes:
@@ -126,7 +129,7 @@ def canonical_json(text: str | bytes) -> bytes:
     """
     try:
         tree = _parse_exactly(text if isinstance(text, str) else text.decode("utf-8-sig"))
-        return _write("document", tree, _ANY, _CANONICAL)
+        return _write("document", tree, Any, _CANONICAL)
     except UsageError:
         raise
     except (ValueError, RecursionError) as error:
@@ -332,7 +335,9 @@ def _field_hints(cls: type, args: tuple[Any, ...]) -> dict[str, Any]:
     return {name: filled(hint) for name, hint in _annotations(cls).items()}
 
 
-def _annotations(cls: type) -> dict[str, Any]:
+def _annotations(cls: Any) -> dict[str, Any]:
+    if _derives("pydantic", "BaseModel", cls):
+        return {name: field.annotation for name, field in cls.model_fields.items()}
     try:
         return typing.get_type_hints(cls)
     except Exception:
@@ -452,7 +457,8 @@ _MODEL_STATE = ("__pydantic_private__", "__pydantic_fields_set__")
 
 
 def _take_model(value: Any) -> dict[str, Any]:
-    return {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    fields = {name: value.__dict__[name] for name in type(value).model_fields if name in value.__dict__}
+    return fields | (value.__pydantic_extra__ or {})
 
 
 def _more_of_model(value: Any) -> dict[str, Any]:
@@ -865,8 +871,9 @@ _STORED = _Form(_Packer(_QUICK), _Packer(_EXACT), _dump, _has_long_number)
 _CANONICAL = _Form(_CanonicalPacker(_QUICK), _CanonicalPacker(_EXACT), _dump_sorted, _has_second_spelling)
 
 
-def _write(root: str, value: Any, plan: _Plan, form: _Form) -> bytes:
+def _write(root: str, value: Any, hint: Any, form: _Form) -> bytes:
     try:
+        plan = _ANY if hint is Any else _plan(hint)
         text = _quick_text(value, plan, form) or form.dump(form.exact.pack(value, plan, 0))
         return text.encode("utf-8", "surrogatepass")
     except Unencodable as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from . import keys
-from ._answers import Call
+from ._answers import Call, call_of
 from ._blocking import run
 from .codec import Unencodable
 from .errors import InvalidKey, UsageError
@@ -41,7 +42,13 @@ class Identity:
         version: str | int,
         ignore: tuple[str, ...],
     ) -> None:
-        self.function, self.key, self.scope, self.operation, self.ignore = function, key, scope, operation, ignore
+        self.function, self.key, self.scope, self.operation, self.ignore = (
+            function,
+            key,
+            scope,
+            operation,
+            ignore,
+        )
         self.version = str(version)
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters)
@@ -65,7 +72,9 @@ class Identity:
                 fingerprint = b""
             else:
                 id_ = self._id(bound, args, kwargs)
-                asked = {n: v for n, v in bound.items() if n not in self.ignore and n not in RECEIVERS_OF_A_CALL}
+                asked = {
+                    n: v for n, v in bound.items() if n not in self.ignore and n not in RECEIVERS_OF_A_CALL
+                }
                 fingerprint = keys.fingerprint(asked)
         except Unencodable as error:
             raise UsageError(
@@ -73,7 +82,7 @@ class Identity:
                 "arguments that are tools rather than content with ignore=(...)."
             ) from error
         prefix = self._prefix or keys.prefix(self._scope(args, kwargs), self.operation, self.version)
-        return Call(prefix + id_, fingerprint, policy, hint)
+        return call_of(prefix + id_, fingerprint, policy, hint)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name with defaults filled in, so that every way to write a call is one call."""
@@ -96,7 +105,9 @@ class Identity:
         assert callable(self.scope)
         scope = self.scope(*args, **kwargs)
         if not scope:
-            raise InvalidKey(f"{self.operation}: the scope function gave {scope!r}; every caller needs a scope.")
+            raise InvalidKey(
+                f"{self.operation}: the scope function gave {scope!r}; every caller needs a scope."
+            )
         return scope
 
 
@@ -113,9 +124,11 @@ def _text(name: str, value: object) -> str:
 class _Decorated(Generic[P, R]):
     """What both colours share."""
 
-    def __init__(self, receiver: Receiver, function: Callable[..., Any], identity: Identity, policy: Policy) -> None:
+    def __init__(
+        self, receiver: Receiver, function: Callable[..., Any], identity: Identity, policy: Policy
+    ) -> None:
         self._receiver, self._function, self._identity, self._policy = receiver, function, identity, policy
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(cast("Any", self), function)
 
     @functools.cached_property
     def _hint(self) -> Any:
@@ -193,12 +206,9 @@ def decorate(
     """Make the object of the right colour."""
     if inspect.iscoroutinefunction(function):
         decorated = AsyncFunction[P, Any](receiver, function, identity, policy)
-        if hasattr(inspect, "markcoroutinefunction"):
+        if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(decorated)
         return decorated
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{identity.operation} is a generator; its values can't be replayed. Return a list.")
     return Function(receiver, function, identity, policy)
-
-
-Coro = Coroutine[Any, Any, R]

@@ -8,10 +8,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from math import exp, log
 from typing import Literal, NamedTuple
 
+from ._fork import tell_of_forks
 from ._records import Guarantee
 
 EventKind = Literal[
@@ -58,11 +58,8 @@ def log_events(event: Event) -> None:
     if logger.isEnabledFor(level):
         took = "" if event.seconds is None else f" seconds={event.seconds:.6f}"
         detail = f" detail={event.detail!r}" if event.detail else ""
-        logger.log(
-            level,
-            f"{event.kind} key={event.key!r} fence={event.fence} attempt={event.attempt}{took}{detail}",
-            extra={"effect_key": event.key, "effect_event": event.kind},
-        )
+        line = f"{event.kind} key={event.key!r} fence={event.fence} attempt={event.attempt}{took}{detail}"
+        logger.log(level, "%s", line, extra={"effect_key": event.key, "effect_event": event.kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +74,16 @@ class Figures:
     @property
     def deliveries(self) -> int:
         """Everything that arrived and was answered."""
-        return sum(self.counts.get(kind, 0) for kind in ("claimed", "taken_over", *DUPLICATES, "late"))
+        waited = self.counts.get("waited", 0)  # met a running attempt, then got its answer: counted by that
+        return (
+            sum(self.counts.get(kind, 0) for kind in ("claimed", "taken_over", *DUPLICATES, "late")) - waited
+        )
 
     @property
     def duplicate_rate(self) -> float:
         """The share of deliveries whose key was known already."""
-        return _share(sum(self.counts.get(kind, 0) for kind in DUPLICATES), self.deliveries)
+        duplicates = sum(self.counts.get(kind, 0) for kind in DUPLICATES) - self.counts.get("waited", 0)
+        return _share(duplicates, self.deliveries)
 
     @property
     def lock_conflict_rate(self) -> float:
@@ -110,13 +111,16 @@ class Histogram:
     """Durations in slots that grow by an eighth, so that any quantile is right within 7 %."""
 
     STEP = log(1.125)
+    SAMPLE = 128
 
     def __init__(self) -> None:
         self.slots: Counter[int] = Counter()
 
     def add(self, durations: list[float]) -> None:
-        """Count durations."""
-        self.slots.update([round(log(max(seconds, 1e-9)) / self.STEP) for seconds in durations])
+        """Count durations; of very many at once a share, with more weight."""
+        stride = len(durations) // self.SAMPLE + 1
+        for slot in [round(log(max(seconds, 1e-9)) / self.STEP) for seconds in durations[::stride]]:
+            self.slots[slot] += stride
 
     def quantile(self, share: float) -> float | None:
         """The duration that ``share`` of all don't exceed."""
@@ -135,6 +139,13 @@ class Stretch:
         self.counts: Counter[str] = Counter()
         self.durations = Histogram()
 
+    def add(self, noted: list[tuple[str, float, float | None]]) -> None:
+        """Count noted events. Each that ended an attempt has a duration, and stands for its claim too."""
+        durations = [seconds for _, _, seconds in noted if seconds is not None]
+        self.durations.add(durations)
+        self.counts.update([kind for kind, _, _ in noted])
+        self.counts["claimed"] += len(durations)
+
     def merge(self, other: Stretch) -> None:
         """Add another stretch to this one."""
         self.counts.update(other.counts)
@@ -143,11 +154,13 @@ class Stretch:
     def figures(self) -> Figures:
         """Read it."""
         quantile = self.durations.quantile
-        return Figures(dict(self.counts), quantile(0.5), quantile(0.95), quantile(0.99))
+        counts = dict(self.counts)
+        counts["claimed"] = counts.get("claimed", 0) - counts.get("taken_over", 0)
+        return Figures(counts, quantile(0.5), quantile(0.95), quantile(0.99))
 
 
 class Events:
-    """Tells hooks and keeps the tally. Telling costs one append when nobody listens."""
+    """Tells hooks and keeps the tally. When nobody listens an event costs one append."""
 
     MINUTES_KEPT = 60
     UNREAD_LIMIT = 4096
@@ -159,11 +172,18 @@ class Events:
         self._lock = threading.Lock()
         self._older = Stretch()
         self._minutes: dict[int, Stretch] = {}
+        tell_of_forks(self)
+
+    def note(self, kind: str, at: float, seconds: float | None = None) -> None:
+        """Count an event at local time ``at``; ``seconds`` is given when it ends an attempt."""
+        unread = self._unread
+        unread.append((kind, at, seconds))
+        if len(unread) > self.UNREAD_LIMIT:
+            self._fold()
 
     def tell(
         self,
         kind: EventKind,
-        at: float,
         key: str,
         fence: int = 0,
         attempt: int = 0,
@@ -171,17 +191,13 @@ class Events:
         seconds: float | None = None,
         detail: str = "",
     ) -> None:
-        """Count an event at local time ``at`` and tell every hook; a hook that raises harms nobody."""
-        self._unread.append((kind, at, seconds))
-        if len(self._unread) > self.UNREAD_LIMIT:
-            self._fold()
-        if self.hooks:
-            event = Event(kind, key, fence, attempt, guarantee, seconds, detail)
-            for hook in self.hooks:
-                try:
-                    hook(event)
-                except Exception:
-                    logger.exception("a hook failed on %s key=%r", kind, key)
+        """Tell every hook; one that raises harms nobody."""
+        event = Event(kind, key, fence, attempt, guarantee, seconds, detail)
+        for hook in self.hooks:
+            try:
+                hook(event)
+            except Exception:
+                logger.exception("a hook failed on %s key=%r", kind, key)
 
     def stats(self, minutes: int) -> Stats:
         """Figures since the start and over the last ``minutes`` (at most an hour)."""
@@ -196,18 +212,27 @@ class Events:
                     recent.merge(stretch)
         return Stats(total.figures(), recent.figures(), minutes)
 
-    def after_fork(self) -> None:
-        """A lock held by another thread of the parent will never be released in the child."""
-        self._lock = threading.Lock()
+    def before_fork(self) -> None:
+        """Let nobody be in the middle of a change."""
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Go on counting, each process for itself."""
+        self._lock.release()
 
     def _fold(self) -> None:
         with self._lock:
-            unread = [self._unread.popleft() for _ in range(len(self._unread))]
-            for minute, group in groupby(unread, lambda event: int(event[1] / 60)):
-                events = list(group)
-                stretch = self._minutes.setdefault(minute, Stretch())
-                stretch.counts.update([kind for kind, _, _ in events])
-                stretch.durations.add([seconds for _, _, seconds in events if seconds is not None])
+            pop = self._unread.popleft
+            unread = [pop() for _ in range(len(self._unread))]
+            while unread:
+                minute = int(unread[0][1] / 60)
+                same = len(unread) if unread[-1][1] < (minute + 1) * 60 else _first_after(unread, minute)
+                self._minutes.setdefault(minute, Stretch()).add(unread[:same])
+                unread = unread[same:]
             oldest = int(self._monotonic() / 60) - self.MINUTES_KEPT
             for number in [number for number in self._minutes if number < oldest]:
                 self._older.merge(self._minutes.pop(number))
+
+
+def _first_after(unread: list[tuple[str, float, float | None]], minute: int) -> int:
+    return next(index for index, (_, at, _) in enumerate(unread) if int(at / 60) != minute)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple, Self
 
@@ -27,10 +27,12 @@ def seconds(duration: Duration, name: str = "duration") -> float:
         value = duration.total_seconds()
     elif isinstance(duration, str):
         value = _parse(duration, name)
-    elif isinstance(duration, int | float) and not isinstance(duration, bool):
+    elif type(duration) in (int, float):
         value = float(duration)
     else:
-        raise UsageError(f'{name}={duration!r} is not a duration. Give seconds, a timedelta, or text like "24h".')
+        raise UsageError(
+            f'{name}={duration!r} is not a duration. Give seconds, a timedelta, or text like "24h".'
+        )
     if not 0 < value <= MAX_SECONDS:
         raise UsageError(f"{name}={duration!r} must be more than nothing and at most ten years.")
     return value
@@ -110,6 +112,7 @@ class Policy:
     max_result: int
     local_cache: int
     prober: Prober | None
+    terms: tuple[float, float, bool, int | None] = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -147,47 +150,64 @@ class Policy:
             "prober": _callback("prober", prober),
         }
         if late == "dead_letter" and dead_letter is None:
-            raise UsageError('late="dead_letter" needs dead_letter=, a function that takes the key and the reason.')
+            raise UsageError(
+                'late="dead_letter" needs dead_letter=, a function that takes the key and the reason.'
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        terms = (
+            self.lease,
+            self.keep,
+            on_crash == "in_doubt",
+            max_attempts,
+        )  # what a claim says of its policy
+        object.__setattr__(self, "terms", terms)
 
     def but(self, **changes: Any) -> Self:
         """A copy with some words changed. A derived ``wait`` follows a changed lease."""
-        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        mine = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         if mine["wait"] == self.lease * 1.1 + 1.0:
             mine["wait"] = None
         return type(self)(**(mine | changes))
 
     @classmethod
+    def _preset(cls, words: dict[str, Any], changes: dict[str, Any]) -> Self:
+        return cls(**(words | changes))
+
+    @classmethod
     def payments(cls, **changes: Any) -> Self:
         """Money: two days of memory, so that a weekend's retry still meets its first answer."""
-        return cls(**({"keep": "48h"} | changes))
+        return cls._preset({"keep": "48h"}, changes)
 
     @classmethod
     def notifications(cls, **changes: Any) -> Self:
         """Mails and pushes: four hours; a duplicate is skipped rather than waited for."""
-        return cls(**({"keep": "4h", "busy": "skip"} | changes))
+        return cls._preset({"keep": "4h", "busy": "skip"}, changes)
 
     @classmethod
     def api(cls, **changes: Any) -> Self:
         """Requests: a day; a duplicate in flight is told to come back."""
-        return cls(**({"keep": "24h", "busy": "reject"} | changes))
+        return cls._preset({"keep": "24h", "busy": "reject"}, changes)
 
     @classmethod
     def async_messages(cls, **changes: Any) -> Self:
         """Queues: a week, because brokers redeliver late; a duplicate in flight goes back to the queue."""
-        return cls(**({"keep": "7d", "busy": "reject"} | changes))
+        return cls._preset({"keep": "7d", "busy": "reject"}, changes)
 
 
 def _word(name: str, word: str) -> str:
     if word not in WORDS[name]:
-        raise UsageError(f"{name}={word!r} is not a word of the policy. Choose one of {', '.join(WORDS[name])}.")
+        raise UsageError(
+            f"{name}={word!r} is not a word of the policy. Choose one of {', '.join(WORDS[name])}."
+        )
     return word
 
 
 def _types(name: str, types: Any) -> ExceptionTypes:
     listed = (types,) if isinstance(types, type) else types
-    if not isinstance(listed, tuple) or not all(isinstance(t, type) and issubclass(t, BaseException) for t in listed):
+    if not isinstance(listed, tuple) or not all(
+        isinstance(t, type) and issubclass(t, BaseException) for t in listed
+    ):
         raise UsageError(f"{name}={types!r} must be a tuple of exception types, such as (CardDeclined,).")
     return listed
 

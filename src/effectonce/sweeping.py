@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ._answers import Call, claim_of, settlement_of
+from ._answers import call_of, settlement_of
 from ._flow import Colour, Flow
 from ._protocol import is_abandoned
 from ._records import Ending, Record, State
@@ -44,7 +44,7 @@ async def sweep(flow: Flow, colour: Colour, policy: Policy, redrive: Redrive | N
             continue
         done.abandoned += 1
         if record.once:
-            await colour.store.claim(claim_of(Call(record.key, record.fingerprint, policy, may_create=False)))
+            await colour.store.claim(call_of(record.key, record.fingerprint, policy, may_create=False).claim)
             done.in_doubt += 1
         elif redrive is not None:
             done.redriven += await _tried(flow, colour, record, done, redrive)
@@ -65,7 +65,9 @@ async def _unfinished(colour: Colour, state: State, limit: int) -> list[Record]:
     return found
 
 
-async def _tried(flow: Flow, colour: Colour, record: Record, done: Swept, act: Callable[[Record], Any]) -> bool:
+async def _tried(
+    flow: Flow, colour: Colour, record: Record, done: Swept, act: Callable[[Record], Any]
+) -> bool:
     """Do something for one record; what it raises is told and stops nobody else's."""
     try:
         result = act(record)
@@ -75,14 +77,7 @@ async def _tried(flow: Flow, colour: Colour, record: Record, done: Swept, act: C
     except Exception as error:
         done.failed += 1
         flow.events.tell(
-            "failed",
-            flow.monotonic(),
-            record.key,
-            record.fence,
-            record.attempts,
-            record.guarantee,
-            None,
-            f"sweep: {error!r}",
+            "failed", record.key, record.fence, record.attempts, record.guarantee, None, f"sweep: {error!r}"
         )
         return False
 
@@ -94,5 +89,5 @@ async def _settle(colour: Colour, policy: Policy, record: Record) -> bool:
         resolution = await resolution
     if resolution is None:
         return False
-    call = Call(record.key, record.fingerprint, policy)
+    call = call_of(record.key, record.fingerprint, policy)
     return await colour.store.complete(settlement_of(call, record, resolution)) is not Ending.FENCED

@@ -25,7 +25,9 @@ def open_store(url: str | Store) -> Store:
         raise UsageError(f'{url!r} is neither a Store nor a URL such as "sqlite:///effects.db".')
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in SCHEMES:
-        raise UsageError(f"{_shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}.")
+        raise UsageError(
+            f"{_shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}."
+        )
     module, _, name = SCHEMES[scheme].partition(":")
     kind: type[Any] = getattr(import_module(f".{module}", __package__), name)
     store: Store = kind.from_url(url, dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))

@@ -54,6 +54,21 @@ class Group(Generic[C, A]):
             self._led = True
             return True
 
+    def lead(self) -> None:
+        """Wait to become the leader, for something other than writing. ``hand_over`` ends it."""
+        ticket: _Ticket[C, A] = _Ticket([])
+        with self._lock:
+            if not self._led:
+                self._led = True
+                return
+            self._queue.append(ticket)
+        self._wait(ticket)
+        if ticket.leads:
+            with self._lock:
+                self._queue.remove(ticket)
+        else:  # a leader found it in the queue and answered its nothing
+            self.lead()
+
     def hand_over(self) -> None:
         """Let the first in the queue lead, if there is one."""
         with self._lock:

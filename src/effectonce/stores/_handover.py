@@ -21,7 +21,7 @@ class Handover(Generic[C, A]):
 
     def __init__(self, execute: Callable[[Sequence[C]], list[A]]) -> None:
         self._execute = execute
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="effectonce-store")
         self._lock = threading.Lock()
         self._inbox: list[Waiting[C, A]] = []
         self._draining = False
@@ -31,18 +31,15 @@ class Handover(Generic[C, A]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[A]] = loop.create_future()
         with self._lock:
-            self._inbox.append((commands, loop, future))
             if not self._draining:
+                self._thread.submit(self._drain)  # raises when it is closed, and then nothing is left waiting
                 self._draining = True
-                if self._thread is None:
-                    self._thread = ThreadPoolExecutor(1, thread_name_prefix="effectonce-store")
-                self._thread.submit(self._drain)
+            self._inbox.append((commands, loop, future))
         return await future
 
     def close(self) -> None:
         """End the thread when its work is done."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
+        self._thread.shutdown(wait=True)
 
     def _drain(self) -> None:
         while True:

@@ -8,6 +8,6 @@ from importlib.resources import files
 
 def statements(file: str) -> dict[str, str]:
     """The statements of a file in ``stores/sql``, by name."""
-    text = (files(__package__) / "sql" / file).read_text(encoding="utf-8")
+    text = (files("effectonce.stores") / "sql" / file).read_text(encoding="utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 
@@ -111,11 +111,8 @@ class Store(ABC):
     def close(self) -> None:  # noqa: B027 — most stores hold nothing that must be given back
         """Give back what the store holds. Using it afterwards is an error."""
 
-    def after_fork(self) -> None:  # noqa: B027 — only stores with connections or threads have to do something
-        """Called in a forked child: drop what only the parent may use, without touching it."""
-
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
+from .._fork import tell_of_forks
 from .._protocol import decide_claim, decide_ending, decide_renewal, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
-from ..errors import UsageError
+from ..errors import StoreUnavailable, UsageError
 from .base import Features, Store, StoreStats
 
 WHEEL_SECONDS = 64.0
@@ -31,12 +32,15 @@ class MemoryStore(Store):
         self._floor = 0
         self._wheel: dict[int, list[str]] = {}  # slot of time -> keys to look at when it has passed
         self._due = inf
+        tell_of_forks(self)
 
     @classmethod
     def from_url(cls, url: str, options: dict[str, str]) -> MemoryStore:
         """``memory://`` has nothing to say beyond its scheme."""
         if url != "memory://":
-            raise UsageError(f"{url!r} says more than memory:// can mean; records live in this process alone.")
+            raise UsageError(
+                f"{url!r} says more than memory:// can mean; records live in this process alone."
+            )
         return cls()
 
     async def claim(self, claim: Claim) -> Decision:
@@ -49,7 +53,10 @@ class MemoryStore(Store):
             if after is not record and after is not None:
                 self._records[claim.key] = after
                 if record is None:
-                    self._look_later(after)
+                    try:
+                        self._wheel[int(after.expires_at / WHEEL_SECONDS) + 1].append(claim.key)
+                    except KeyError:
+                        self._look_later(after)
                     if now >= self._due:
                         self._purge(now, PURGE_PER_CLAIM)
             return decision
@@ -73,6 +80,7 @@ class MemoryStore(Store):
 
     async def get(self, key: str) -> Record | None:
         """Read a record."""
+        self._clock()
         return self._records.get(key)
 
     async def purge(self, limit: int = 256) -> int:
@@ -83,7 +91,10 @@ class MemoryStore(Store):
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
         """Records in key order."""
         with self._lock:
-            found = [r for r in self._records.values() if r.key > after and (state is None or r.state is state)]
+            self._clock()
+            found = [
+                r for r in self._records.values() if r.key > after and (state is None or r.state is state)
+            ]
         return sorted(found)[:limit]
 
     async def now(self) -> float:
@@ -103,9 +114,18 @@ class MemoryStore(Store):
             expired=sum(is_expired(r, now) for r in records),
         )
 
-    def after_fork(self) -> None:
-        """A lock held by another thread of the parent will never be released in the child."""
-        self._lock = threading.Lock()
+    def close(self) -> None:
+        """Forget everything."""
+        self._clock = _closed
+        self._records.clear()
+
+    def before_fork(self) -> None:
+        """Let nobody be in the middle of a change."""
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Go on; the child with a copy that is its own from now on."""
+        self._lock.release()
 
     def _look_later(self, record: Record) -> None:
         slot = int(record.expires_at / WHEEL_SECONDS) + 1
@@ -133,3 +153,7 @@ class MemoryStore(Store):
             else:
                 self._look_later(record._replace(expires_at=max(record.expires_at, now)))
         return gone
+
+
+def _closed() -> float:
+    raise StoreUnavailable("The store is closed.")

@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+from .._fork import tell_of_forks
 from .._protocol import decide_claim, decide_ending, decide_renewal, is_expired
 from .._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State
 from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from ._group import Group
 from ._named import statements
+from ._readers import Readers
 from .base import Features, Store, StoreStats
 
 if TYPE_CHECKING:
@@ -131,15 +133,20 @@ class SQLiteStore(_Verbs):
         self._durability, self._busy_timeout, self._clock = durability, busy_timeout, clock
         self._closed = False
         self._since_purge = 0
+        self._handover: Handover[Command, Answer] | None = None
+        self._starting = threading.Lock()
         self._start()
         self._connect()
+        tell_of_forks(self)
 
     @classmethod
     def from_url(cls, url: str, options: dict[str, str]) -> SQLiteStore:
         """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``?durability=normal&busy_timeout=10``."""
         path = url.removeprefix("sqlite://").partition("?")[0]
         if not path.startswith("/") or path in ("/", "/:memory:"):
-            raise UsageError(f'{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all.')
+            raise UsageError(
+                f"{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all."
+            )
         known: dict[str, Any] = {"durability": str, "busy_timeout": float}
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
@@ -166,19 +173,27 @@ class SQLiteStore(_Verbs):
         self._closed = True
         if self._handover is not None:
             self._handover.close()
-        while not self._group.try_lead():
-            time.sleep(0.001)
-        for connection in self._connections:
-            connection.close()
+        self._rest()
+        self._readers.resume()
+        self._group.hand_over()
 
-    def after_fork(self) -> None:
-        """A connection must not be used in a child, nor closed there: the parent's are left alone, new ones made."""
-        _INHERITED.extend(self._connections)
-        self._start()
+    def before_fork(self) -> None:
+        """Close every connection: SQLite's record of a process's locks must be empty when it forks."""
+        self._rest()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Go on; connections are opened again when they are needed."""
+        if in_child:
+            self._start()
+        else:
+            self._readers.resume()
+            self._group.hand_over()
 
     def handover(self) -> Handover[Command, Answer]:
         """The way from event loops to a thread; made when the first loop asks."""
         with self._starting:
+            if self._closed:
+                raise StoreUnavailable(f"The store {self.path} is closed.")
             if self._handover is None:
                 from ._handover import Handover
 
@@ -188,87 +203,91 @@ class SQLiteStore(_Verbs):
     # Connections
 
     def _start(self) -> None:
-        self._connections: list[sqlite3.Connection] = []
-        self._local = threading.local()
         self._writer: sqlite3.Connection | None = None
+        self._readers = Readers(self._open)
         self._group: Group[Command, Answer] = Group(self._write)
-        self._handover: Handover[Command, Answer] | None = None
+        self._handover = None
         self._starting = threading.Lock()
+
+    def _rest(self) -> None:
+        """Take the lead and keep it, with no connection open."""
+        self._group.lead()
+        self._readers.rest()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _connect(self) -> None:
         """Open the writing connection, and make or check the schema."""
         self._check_path()
         with _store_errors(self.path):
             connection = self._open()
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if "effectonce_meta" not in tables:
-                if tables:
-                    raise StoreMismatch(
-                        f"{self.path} belongs to another program (it has the table {min(tables)}). Nothing was changed. "
-                        "Name another file."
-                    )
-                self._create(connection)
-            (version,) = connection.execute(SQL["version"]).fetchone() or (None,)
-            if version != SCHEMA:
-                raise StoreMismatch(
-                    f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
-                    "Use the effectonce that wrote it, or newer."
-                )
+            self._patiently(self._prepare, connection)
             self._writer = connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Look whose file this is. Tried again from the start when another process is just making it."""
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        if "effectonce_meta" not in tables:
+            if tables:
+                raise StoreMismatch(
+                    f"{self.path} belongs to another program (it has the table {min(tables)}). Nothing was changed. "
+                    "Name another file."
+                )
+            connection.execute("PRAGMA journal_mode = WAL")
+            self._in_transaction(connection, self._create)
+        (version,) = connection.execute(SQL["version"]).fetchone() or (None,)
+        if version != SCHEMA:
+            raise StoreMismatch(
+                f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
+                "Use the effectonce that wrote it, or newer."
+            )
 
     def _check_path(self) -> None:
         if self.path.is_dir():
-            raise StoreMismatch(f"{self.path} is a directory. Name a file in it, such as {self.path / 'effects.db'}.")
+            raise StoreMismatch(
+                f"{self.path} is a directory. Name a file in it, such as {self.path / 'effects.db'}."
+            )
         if not self.path.absolute().parent.is_dir():
-            raise StoreUnavailable(f"There is no directory {self.path.absolute().parent} to keep {self.path.name} in.")
+            raise StoreUnavailable(
+                f"There is no directory {self.path.absolute().parent} to keep {self.path.name} in."
+            )
 
     def _create(self, connection: sqlite3.Connection) -> None:
-        self._patiently(connection.execute, "PRAGMA journal_mode = WAL")
-        self._patiently(connection.execute, "BEGIN IMMEDIATE")
-        try:
-            for statement in SQL["schema"].split(";"):
-                connection.execute(statement)
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
+        for statement in SQL["schema"].split(";"):
+            connection.execute(statement)
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=0, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         connection.execute(f"PRAGMA synchronous = {self._durability}")
-        self._connections.append(connection)
         return connection
-
-    def _reader(self) -> sqlite3.Connection:
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._open()
-        return cast("sqlite3.Connection", connection)
 
     # Execution
 
     def execute(self, commands: Sequence[Command]) -> list[Answer]:
         """Execute commands together on this thread."""
-        if self._closed:
-            raise StoreUnavailable(f"The store {self.path} is closed.")
         with _store_errors(self.path):
             if self._group.try_lead():
                 try:
-                    return self._serve(self._writing(), list(commands), self._write)
+                    return self._complete(commands, self._read(self._writing(), commands), self._write)
                 finally:
                     self._group.hand_over()
-            return self._serve(self._reader(), list(commands), self._group.submit)
+            with self._readers.lend() as reader:
+                answers = self._read(reader, commands)
+            return self._complete(commands, answers, self._group.submit)
 
-    def _serve(
+    def _read(self, connection: sqlite3.Connection, commands: Sequence[Command]) -> list[Answer]:
+        return [self._patiently(self._by_reading, connection, command) for command in commands]
+
+    def _complete(
         self,
-        connection: sqlite3.Connection,
-        commands: list[Command],
+        commands: Sequence[Command],
+        answers: list[Answer],
         write: Callable[[list[Command]], list[Answer]],
     ) -> list[Answer]:
-        """Answer what reading alone can answer, and write the rest."""
-        answers = [self._patiently(self._by_reading, connection, command) for command in commands]
+        """Fill in the answers that reading could not give, by writing."""
         rest = [index for index, answer in enumerate(answers) if answer is UNREAD]
         if rest:
             for index, answer in zip(rest, write([commands[index] for index in rest]), strict=True):
@@ -294,16 +313,22 @@ class SQLiteStore(_Verbs):
     def _write(self, commands: list[Command]) -> list[Answer]:
         """Execute commands in one transaction. Only the leader of the group comes here."""
         connection = self._writing()
+        return cast("list[Answer]", self._in_transaction(connection, self._perform, commands))
+
+    def _perform(self, connection: sqlite3.Connection, commands: list[Command]) -> list[Answer]:
+        now = self._clock()
+        return [EXECUTE[type(command)](self, connection, command, now) for command in commands]
+
+    def _in_transaction(self, connection: sqlite3.Connection, action: Callable[..., Any], *args: Any) -> Any:
         self._patiently(connection.execute, "BEGIN IMMEDIATE")
         try:
-            now = self._clock()
-            answers = [EXECUTE[type(command)](self, connection, command, now) for command in commands]
+            result = action(connection, *args)
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:
+            if connection.in_transaction:  # a full disk has rolled back by itself
                 connection.execute("ROLLBACK")
             raise
-        return answers
+        return result
 
     def _patiently(self, action: Callable[..., Any], *args: Any) -> Any:
         """Try until nobody else is in the way. SQLite's own waiting looks only every 0.1 s; this looks more often."""
@@ -316,7 +341,7 @@ class SQLiteStore(_Verbs):
                 deadline = deadline or now + self._busy_timeout
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now >= deadline:
                     raise
-            time.sleep(pause * random.random())  # noqa: S311 — spreads callers out, hides nothing
+            time.sleep(pause * random.random())
             pause = min(pause * 1.5, 0.005)
 
     # What each command does inside the transaction
@@ -339,7 +364,9 @@ class SQLiteStore(_Verbs):
             connection.execute(SQL["write"], _row(renewed))
         return renewed is not None
 
-    def _execute_completion(self, connection: sqlite3.Connection, completion: Completion, now: float) -> Ending:
+    def _execute_completion(
+        self, connection: sqlite3.Connection, completion: Completion, now: float
+    ) -> Ending:
         record = _read(connection, completion.key)
         ending, after = decide_ending(record, completion, now)
         if after is not None and after is not record:
@@ -347,6 +374,8 @@ class SQLiteStore(_Verbs):
         return ending
 
     def _execute_purge(self, connection: sqlite3.Connection, purge: Purge, now: float) -> int:
+        if purge.rows < 1:
+            return 0
         (hand,) = connection.execute(SQL["hand"]).fetchone()
         seen = [_record(*row) for row in connection.execute(SQL["look"], (hand, purge.rows))]
         expired = [record for record in seen if is_expired(record, now)]
@@ -363,9 +392,6 @@ EXECUTE: dict[type, Callable[..., Answer]] = {
     Completion: SQLiteStore._execute_completion,
     Purge: SQLiteStore._execute_purge,
 }
-
-_INHERITED: list[sqlite3.Connection] = []
-"""Connections of a parent process, kept so that they are never closed in the child."""
 
 
 class _OnThread(_Verbs):
@@ -426,15 +452,18 @@ def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit
         rows = connection.execute(SQL["scan"], (after, limit))
     else:
         unfinished = state in (State.PENDING, State.IN_DOUBT)
-        rows = connection.execute(SQL["scan_unfinished" if unfinished else "scan_state"], (state, after, limit))
+        rows = connection.execute(
+            SQL["scan_unfinished" if unfinished else "scan_state"], (state, after, limit)
+        )
     return [_record(*row) for row in rows]
 
 
 def _stats(connection: sqlite3.Connection, now: float) -> StoreStats:
     census = connection.execute(SQL["census"], (now,)).fetchall()
-    (pages,), (page_size,) = connection.execute("PRAGMA page_count").fetchone(), connection.execute(
-        "PRAGMA page_size"
-    ).fetchone()
+    (pages,), (page_size,) = (
+        connection.execute("PRAGMA page_count").fetchone(),
+        connection.execute("PRAGMA page_size").fetchone(),
+    )
     leases = [lease - now for state, _, _, lease in census if state == State.PENDING and lease is not None]
     return StoreStats(
         keys=sum(count for _, count, _, _ in census),
@@ -457,7 +486,9 @@ def _store_errors(path: Path) -> Iterator[None]:
 def _translated(path: Path, error: sqlite3.Error) -> StoreError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
     if code in NOT_OURS or "no such table" in str(error):
-        return StoreMismatch(f"{path} can't be used as a store: {error}. Nothing was changed; name another file.")
+        return StoreMismatch(
+            f"{path} can't be used as a store: {error}. Nothing was changed; name another file."
+        )
     return StoreUnavailable(f"{path} did not take the command: {error}. {ADVICE.get(code, 'Try again.')}")
 
 

@@ -1,0 +1,43 @@
+"""A pool of connections that only read: each is used by one thread at a time, and all can be closed for a fork."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Readers:
+    """Lends connections; as many are open as were ever needed at once."""
+
+    def __init__(self, open_connection: Callable[[], sqlite3.Connection]) -> None:
+        self._open = open_connection
+        self._idle: list[sqlite3.Connection] = []
+        self._lent = 0
+        self._given_back = threading.Condition()
+
+    @contextmanager
+    def lend(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one thread, for a while."""
+        with self._given_back:
+            connection = self._idle.pop() if self._idle else self._open()
+            self._lent += 1
+        try:
+            yield connection
+        finally:
+            with self._given_back:
+                self._idle.append(connection)
+                self._lent -= 1
+                self._given_back.notify_all()
+
+    def rest(self) -> None:
+        """Lend no more, wait until all are back, and close them. ``resume`` ends the rest."""
+        self._given_back.acquire()
+        self._given_back.wait_for(lambda: not self._lent)
+        while self._idle:
+            self._idle.pop().close()
+
+    def resume(self) -> None:
+        """Lend again."""
+        self._given_back.release()

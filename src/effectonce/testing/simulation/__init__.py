@@ -1,0 +1,34 @@
+"""Every schedule of a small system: the real receiver against the real memory store, in a world that goes wrong.
+
+    scenario = Scenario("two with a crash", ((charge("ada"),), (charge("bob"),)), (charge("eve"),), crashes=1)
+    print(explore(scenario))
+
+Workers crash, are cancelled, or stand still while time passes; the network loses, delays and repeats; clocks differ.
+At every step of every order in which that can happen, the invariants have to hold. A schedule that breaks one is told
+as a numbered story, and ``replay`` goes through it again.
+"""
+
+from __future__ import annotations
+
+from ._invariants import INVARIANTS
+from ._processes import Asked, Cancelled, Task, effect, think
+from ._search import Counterexample, Explored, explore, find, replay
+from ._world import Action, Scenario, Step, Violation
+
+__all__ = [
+    "INVARIANTS",
+    "Action",
+    "Asked",
+    "Cancelled",
+    "Counterexample",
+    "Explored",
+    "Scenario",
+    "Step",
+    "Task",
+    "Violation",
+    "effect",
+    "explore",
+    "find",
+    "replay",
+    "think",
+]

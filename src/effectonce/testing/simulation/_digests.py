@@ -1,0 +1,78 @@
+"""What a process will do next, as a value: where its coroutines stand, and what they and its receiver remember.
+
+Two processes with equal digests behave alike from there on, whatever brought them there, so a search goes on from
+only one of them. Anything unknown is looked into rather than left out: that can cost time, never a schedule.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine, Hashable
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from ..._receiver import Receiver
+from ...hooks import Events
+from ...policy import Policy
+from ...stores.base import Store
+
+PLAIN = (type(None), bool, int, float, str, Enum)
+BLAND: tuple[Any, ...] = (
+    BuiltinFunctionType,
+    Events,
+    ModuleType,
+    Policy,
+    Receiver,
+    Store,
+    threading.Event,
+    type(threading.Lock()),
+    type,
+)
+"""What is the same in every run of a process, or changes nothing that it does."""
+
+
+class Digester:
+    """Digests the values of one process. ``rename`` gives its random names a form that repeats."""
+
+    def __init__(self, rename: Callable[[bytes], bytes], bland: tuple[Any, ...]) -> None:
+        self._rename, self._bland = rename, (*BLAND, *bland)
+        self._seen: dict[int, int] = {}
+        self._kept: list[Any] = []  # an object that is gone could give its id to another
+
+    def of(self, value: Any) -> Hashable:
+        """The digest of any value."""
+        if isinstance(value, PLAIN):
+            return type(value).__name__, value
+        if isinstance(value, bytes):
+            return self._rename(value)
+        if isinstance(value, self._bland):
+            return type(value).__name__
+        if isinstance(value, tuple | list):
+            return (type(value).__name__, *map(self.of, value))
+        if isinstance(value, BaseException):
+            return type(value).__name__, str(value)
+        return self._of_object(value)
+
+    def _of_object(self, value: Any) -> Hashable:
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)]
+        self._seen[id(value)] = len(self._kept)
+        self._kept.append(value)
+        if isinstance(value, dict):
+            return "dict", tuple((self.of(key), self.of(held)) for key, held in value.items())
+        if isinstance(value, set | frozenset):
+            return "set", frozenset(map(self.of, value))
+        if isinstance(value, Coroutine):
+            return self._of_coroutine(value)
+        if isinstance(value, MethodType):
+            return value.__func__.__qualname__, self.of(value.__self__)
+        if isinstance(value, FunctionType):
+            return value.__qualname__, *(self.of(cell.cell_contents) for cell in value.__closure__ or ())
+        return type(value).__name__, self.of(getattr(value, "__dict__", repr(value)))
+
+    def _of_coroutine(self, value: Any) -> Hashable:
+        if getattr(value, "cr_frame", None) is None:
+            return "ended"
+        frame = value.cr_frame
+        return frame.f_code.co_qualname, frame.f_lasti, self.of(dict(frame.f_locals)), self.of(value.cr_await)

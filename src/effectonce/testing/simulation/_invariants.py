@@ -1,0 +1,337 @@
+"""What must hold at every step of every schedule. Each function says in its docstring what it demands.
+
+A check returns None, or a sentence that says how its demand was broken. The checks trust nothing that a store or a
+worker says about itself: they compare it with a ``Ghost``, what an observer who sees every step remembers of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ... import codec
+from ..._messages import Outcome
+from ..._records import NOBODY, Completion, Ending, Record, State, Verdict
+from ._processes import Began, Cancelled, Ended, Running, Task
+
+FINISHED = (State.COMPLETED, State.FAILED)
+GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
+ANSWERED = ("executed", "replayed")
+
+
+class Done(NamedTuple):
+    """A finished record that the store has held."""
+
+    state: State
+    fence: int
+    fingerprint: bytes
+    result: bytes | None
+
+
+class Ghost(NamedTuple):
+    """What an observer who sees every step remembers of one key."""
+
+    key: str
+    top: int = 0
+    """The highest fence that was ever given out."""
+    lease_end: float = 0.0
+    """When the lease of the last grant or renewal really ends, on the store's clock."""
+    done: tuple[Done, ...] = ()
+    running: frozenset[bytes] = frozenset()
+    """Owners whose handler has begun and has not reported; a crashed one never does."""
+    begun: int = 0
+    """Handlers begun since the key was last free."""
+    effects: tuple[str, ...] = ()
+    """What the sink has applied, by derived key."""
+    sink_fence: int = 0
+    """The highest fence that the sink has seen."""
+    late: frozenset[bytes] = frozenset()
+    """Owners one of whose commands arrived after they had given up on it."""
+
+
+class Applied(NamedTuple):
+    """One command as the store carried it out. A purge and an effect have no item."""
+
+    verb: str
+    item: Any
+    before: Record | None
+    after: Record | None
+    reply: Any
+    now: float
+    ghost: Ghost
+
+    @property
+    def granted(self) -> bool:
+        """Whether this gave somebody the right to run."""
+        return self.verb == "claim" and self.reply.verdict in GRANTED
+
+    @property
+    def repeated(self) -> bool:
+        """Whether this claim comes from the one who holds the key already."""
+        return self.before is not None and is_pending(self.before) and self.before.owner == self.item.owner
+
+
+def is_pending(record: Record | None) -> bool:
+    """Whether somebody holds the key."""
+    return record is not None and record.state is State.PENDING
+
+
+def is_known(record: Record | None, now: float, ghost: Ghost) -> bool:
+    """Whether the store still has to remember a record."""
+    if record is None:
+        return False
+    held = is_pending(record) and (record.once or ghost.lease_end > now)
+    return held or record.state is State.IN_DOUBT or record.expires_at > now
+
+
+# Checks of a command.
+
+
+def finished_stays(a: Applied) -> str | None:
+    """A COMPLETED or FAILED record never changes before it expires, and never expires before the policy's keep."""
+    before, after = a.before, a.after
+    if before is not None and before.state in FINISHED:
+        if a.now < before.expires_at and after != before:
+            return f"a {before.state.name} record with fence {before.fence} was changed"
+    elif after is not None and after.state in FINISHED and after.expires_at < a.now + a.item.keep:
+        return f"a finished record would be forgotten {a.now + a.item.keep - after.expires_at:g} s too early"
+    return None
+
+
+def holder_only(a: Applied) -> str | None:
+    """Only the owner of a claim, with its fence, renews or ends it; a record in doubt is ended by its fence."""
+    if a.verb not in ("renew", "complete"):
+        return None
+    before, item = a.before, a.item
+    holds = before is not None and before.owner == item.owner and before.fence == item.fence
+    if holds and before is not None and (is_pending(before) or before.state is State.IN_DOUBT):
+        return None
+    if a.after != before or a.reply is True or a.reply is Ending.DONE:
+        return f"{item.owner!r} with fence {item.fence} was let {a.verb} what {_who(before)}"
+    return None
+
+
+def live_lease_respected(a: Applied) -> str | None:
+    """Nobody takes over or removes a claim before its lease is over on the store's clock."""
+    if not is_pending(a.before) or a.ghost.lease_end <= a.now or a.verb not in ("claim", "purge"):
+        return None
+    if a.after == a.before or (a.verb == "claim" and a.repeated):
+        return None
+    return (
+        f"{a.verb} changed what {_who(a.before)}, {a.ghost.lease_end - a.now:g} s before its lease was over"
+    )
+
+
+def fences_grow(a: Applied) -> str | None:
+    """Each new claim of a key has a higher fence than all before, also after release and purge."""
+    if a.granted and not a.repeated and a.after is not None and a.after.fence <= a.ghost.top:
+        return f"a new claim got fence {a.after.fence} after fence {a.ghost.top} had been given out"
+    return None
+
+
+def repeated_claim_granted(a: Applied) -> str | None:
+    """An owner is never locked out by its own claim: asking again gives the same fence."""
+    if a.verb != "claim" or not a.repeated or not is_known(a.before, a.now, a.ghost) or a.before is None:
+        return None
+    if not a.granted or a.after is None or a.after.fence != a.before.fence:
+        return f"{a.item.owner!r} holds fence {a.before.fence}, asked again and got {a.reply.verdict.name}"
+    return None
+
+
+def repeated_ending_accepted(a: Applied) -> str | None:
+    """An ending that is sent again is not refused while the record is what it left behind."""
+    before, item = a.before, a.item
+    if a.verb != "complete" or before is None or a.reply is not Ending.FENCED:
+        return None
+    if (before.fence, before.state, before.result) == (item.fence, item.state, item.result):
+        return f"the ending of fence {item.fence} was refused though the record is just that"
+    return None
+
+
+def other_payload_refused(a: Applied) -> str | None:
+    """A claim with another fingerprint than a remembered record's is answered "mismatch" and changes nothing."""
+    if a.verb != "claim" or not is_known(a.before, a.now, a.ghost) or a.before is None:
+        return None
+    if a.before.fingerprint == a.item.fingerprint:
+        return None
+    if a.reply.verdict is not Verdict.MISMATCH or a.after != a.before:
+        return f"a claim for another payload got {a.reply.verdict.name}"
+    return None
+
+
+def handler_has_the_word(a: Applied) -> str | None:
+    """A claim whose handler has begun is released or ended only after the handler has returned or raised."""
+    if a.verb == "complete" and a.reply is Ending.DONE and a.item.owner in a.ghost.running:
+        return f"the claim of {a.item.owner!r} became {a.item.state.name} while its handler had not ended"
+    return None
+
+
+def recorded_effect_stands(a: Applied) -> str | None:
+    """When a result is recorded, the sink's last accepted effect is that of the recorded fence.
+
+    So a sink that refuses lower fences than it has seen, and overwrites, holds the effect whose result is replayed.
+    """
+    if not _records_a_result(a) or a.after is None or a.ghost.sink_fence == a.after.fence:
+        return None
+    return f"fence {a.after.fence} was recorded, but the sink's last effect has fence {a.ghost.sink_fence}"
+
+
+def one_effect(a: Applied) -> str | None:
+    """A sink that dedupes on the derived key applies one effect, and has applied it when the result is recorded."""
+    count = len(a.ghost.effects)
+    if count > 1:
+        return f"the sink has applied {count} effects"
+    if _records_a_result(a) and count == 0:
+        return "a result was recorded without an effect"
+    return None
+
+
+def _records_a_result(a: Applied) -> bool:
+    completes = isinstance(a.item, Completion) and a.item.state is State.COMPLETED and a.item.owner != NOBODY
+    return completes and a.reply is Ending.DONE
+
+
+def _who(record: Record | None) -> str:
+    if record is None:
+        return "nobody holds"
+    return f"{record.owner!r} left {record.state.name} with fence {record.fence}"
+
+
+# Checks of what workers are seen to do.
+
+
+def starts_once(began: Began, ghost: Ghost) -> str | None:
+    """In at-most-once mode a handler starts once, unless the key was released, settled or forgotten since."""
+    if began.once and ghost.begun:
+        return f"a second handler was started, with fence {began.fence}"
+    return None
+
+
+class Call(NamedTuple):
+    """A task's end, for one of its keys: the ghost now, and how many finished records there were at its start."""
+
+    task: Task
+    ended: Ended
+    outcome: Outcome[Any] | None
+    fingerprint: bytes
+    ghost: Ghost
+    done_before: int
+    record: Record | None
+
+
+def answer_is_the_record(call: Call) -> str | None:
+    """What is given as an answer is in the store, and was not replaced before the call began.
+
+    An answer is a result, or an error that the policy remembers. It is never given before it is recorded, never to
+    another payload, and never from an attempt that was fenced out.
+    """
+    answer = _answer_of(call)
+    if answer is None:
+        return None
+    state, text = answer
+    fence = call.outcome.fence if call.outcome else None
+    found = [
+        index for index, done in enumerate(call.ghost.done) if _is(done, state, text, fence, call.fingerprint)
+    ]
+    if not found:
+        return f"{call.task.name} was given {text!r}, which was never recorded"
+    if found[-1] < call.done_before - 1:
+        return f"{call.task.name} was given {text!r}, which had expired and been replaced before it asked"
+    return None
+
+
+def cancelled_leaves_nothing(call: Call) -> str | None:
+    """A task cancelled before its handler began gives its claim back before it ends."""
+    ended, record = call.ended, call.record
+    if not isinstance(ended.error, Cancelled) or ended.began or not is_pending(record) or record is None:
+        return None
+    if (record.key, record.owner) in ended.owners and record.owner not in call.ghost.late:
+        return (
+            f"{call.task.name} was cancelled before its handler began, and still holds fence {record.fence}"
+        )
+    return None
+
+
+def cancellation_is_heard(call: Call) -> str | None:
+    """A task that was cancelled ends cancelled, whatever the store did meanwhile."""
+    if call.ended.cancelled and not isinstance(call.ended.error, Cancelled):
+        return f"{call.task.name} was cancelled and ended with {call.outcome or call.ended.error!r}"
+    return None
+
+
+def _answer_of(call: Call) -> tuple[State, str] | None:
+    error = call.ended.error or (call.outcome.error if call.outcome else None)
+    if isinstance(error, call.task.remember):
+        return State.FAILED, str(error)
+    if error is None and call.outcome is not None and call.outcome.status in ANSWERED:
+        return State.COMPLETED, str(call.outcome.value)
+    return None
+
+
+def _is(done: Done, state: State, text: str, fence: int | None, fingerprint: bytes) -> bool:
+    if done.state is not state or done.fingerprint != fingerprint or done.result is None:
+        return False
+    if state is State.COMPLETED:
+        return done.fence == fence and str(codec.decode(done.result)) == text
+    return str(codec.decode_error(done.result, (Exception,))) == text
+
+
+# Checks that look at a whole moment; the world knows when to ask.
+
+
+def loser_is_told(denied: list[Running]) -> str | None:
+    """When a renewal is denied, the handler that still runs is told that its lease is lost."""
+    untold = [running for running in denied if not running.told]
+    return (
+        f"the handler with fence {untold[0].fence} was not told that its renewal was denied"
+        if untold
+        else None
+    )
+
+
+def loser_knows_in_time(overtaken: list[Running], now: float) -> str | None:
+    """Before a claim is taken over, its handler's ``attempt.lost`` is true by the local clock alone."""
+    unaware = [running for running in overtaken if not running.told and running.lost_at > now]
+    if not unaware:
+        return None
+    return f"the handler with fence {unaware[0].fence} still believes in its lease for {unaware[0].lost_at - now:g} s"
+
+
+def nothing_orphaned(record: Record | None, ghost: Ghost, now: float) -> str | None:
+    """Without faults, when every task has ended, nobody holds a lease that still lives."""
+    if is_pending(record) and record is not None and ghost.lease_end > now:
+        return f"every task has ended, but {record.owner!r} still holds fence {record.fence}"
+    return None
+
+
+def nothing_stuck(refusals: list[str]) -> str | None:
+    """If all workers stop for good, then after the lease one retry of each key ends with an answer (or in doubt)."""
+    return f"a retry after the lease got only: {', '.join(refusals)}" if refusals else None
+
+
+OF_COMMANDS: tuple[Callable[[Applied], str | None], ...] = (
+    finished_stays,
+    holder_only,
+    live_lease_respected,
+    fences_grow,
+    repeated_claim_granted,
+    repeated_ending_accepted,
+    other_payload_refused,
+    handler_has_the_word,
+    recorded_effect_stands,
+    one_effect,
+)
+OF_CALLS: tuple[Callable[[Call], str | None], ...] = (
+    answer_is_the_record,
+    cancelled_leaves_nothing,
+    cancellation_is_heard,
+)
+OF_MOMENTS: tuple[Callable[..., str | None], ...] = (
+    starts_once,
+    loser_is_told,
+    loser_knows_in_time,
+    nothing_orphaned,
+    nothing_stuck,
+)
+INVARIANTS = {check.__name__: check.__doc__ or "" for check in (*OF_COMMANDS, *OF_CALLS, *OF_MOMENTS)}
+"""Every invariant by name, with what it demands."""

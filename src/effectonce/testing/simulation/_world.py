@@ -1,0 +1,607 @@
+"""The simulated world: processes, one real MemoryStore, a network that delays and repeats, clocks and a sink.
+
+A ``Moment`` is everything that can matter from here on, as a plain value. ``World.moves`` lists what may happen next
+and ``World.step`` makes it happen, so that a search needs nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ..._blocking import run
+from ..._records import Record, State
+from ...stores.memory import MemoryStore
+from . import _invariants as invariants
+from ._invariants import Applied, Call, Done, Ghost, Running
+from ._processes import (
+    Began,
+    Command,
+    Effect,
+    Ended,
+    Event,
+    Family,
+    Input,
+    Node,
+    Pause,
+    Process,
+    Start,
+    Task,
+    Wait,
+)
+
+H = TypeVar("H", bound=Hashable)
+
+SKEW = 1000.0
+"""How far the local clocks of two processes are apart."""
+
+
+class Step(NamedTuple):
+    """A way for time to pass: how far the store's clock and the local clocks move, and how often it may happen."""
+
+    name: str
+    store: float
+    local: float
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Who takes part, and how much may go wrong. Everything within these bounds is explored."""
+
+    name: str
+    processes: tuple[tuple[Task, ...], ...]
+    retries: tuple[Task, ...]
+    """What is asked again at the end: for each key, at least one of them has to get an answer."""
+    steps: tuple[Step, ...] = ()
+    crashes: int = 0
+    losses: int = 0
+    """Requests and replies that the network loses or delays; the sender gets StoreUnavailable."""
+    copies: int = 0
+    """Requests that the network delivers a second time, at any later moment."""
+    cancels: int = 0
+    purges: int = 0
+    patience: float = 100.0
+    """After so many seconds every lease is over."""
+    without: frozenset[str] = field(default_factory=frozenset)
+    """Invariants that this scenario can not ask for, because it breaks what they rest on."""
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each fault may happen."""
+        names = ("crashes", "losses", "copies", "cancels", "purges")
+        return {name: getattr(self, name) for name in names} | {step.name: step.times for step in self.steps}
+
+
+class Action(NamedTuple):
+    """One thing that may happen next. Its numbers are indexes: of a process, and of a task or a delayed command."""
+
+    kind: str
+    process: int = -1
+    slot: int = -1
+
+
+class Actor(NamedTuple):
+    """One process at a moment. ``node`` is None after a crash."""
+
+    node: Node | None
+    replies: tuple[int | None, ...]
+    """By task: the reply that is on its way, or what the store looked like when a pause began."""
+    since: tuple[tuple[int, ...], ...]
+    """By task: how many finished records each key had had when it was started."""
+
+
+RESTED = Actor(Family("nobody", (), 0.0).member(())[0], (), ())
+"""A process that has nothing left to do is the same whatever it did."""
+CRASHED = Actor(None, (), ())
+
+
+class Moment(NamedTuple):
+    """Everything that can matter from here on. Numbers without a unit are pool ids."""
+
+    store: int
+    store_now: float
+    local_now: float
+    actors: tuple[Actor, ...]
+    network: tuple[int, ...]
+    """Commands that may still arrive, though nobody waits for their reply."""
+    left: tuple[int, ...]
+    """How many of each fault may still happen."""
+    ghosts: int
+
+
+class Violation(Exception):
+    """An invariant did not hold."""
+
+    def __init__(self, invariant: str, complaint: str) -> None:
+        super().__init__(f"{invariant}: {complaint}")
+        self.invariant, self.complaint = invariant, complaint
+
+
+class Pool(Generic[H]):
+    """Gives equal values one small number, so that moments are compared quickly."""
+
+    def __init__(self) -> None:
+        self._ids: dict[H, int] = {}
+        self.values: list[H] = []
+
+    def id(self, value: H) -> int:
+        """The number of a value."""
+        found = self._ids.get(value)
+        if found is None:
+            found = self._ids[value] = len(self.values)
+            self.values.append(value)
+        return found
+
+
+class Contents(NamedTuple):
+    """What a MemoryStore holds."""
+
+    records: tuple[Record, ...]
+    floor: int
+    wheel: tuple[tuple[int, tuple[str, ...]], ...]
+    due: float
+
+
+class StoreClock:
+    """The store's clock. It knows who asks, so that a seeded bug can believe the asker's clock instead."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asker = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Shelf:
+    """The one real store, filled with what a moment says it holds."""
+
+    def __init__(self) -> None:
+        self.clock = StoreClock()
+        self.store = MemoryStore(clock=self.clock)
+
+    def put(self, contents: Contents) -> None:
+        """Fill the store."""
+        store = self.store
+        store._records = {record.key: record for record in contents.records}
+        store._floor, store._due = contents.floor, contents.due
+        store._wheel = {slot: list(keys) for slot, keys in contents.wheel}
+
+    def take(self) -> Contents:
+        """What the store holds now."""
+        store = self.store
+        wheel = tuple(sorted((slot, tuple(keys)) for slot, keys in store._wheel.items()))
+        return Contents(tuple(sorted(store._records.values())), store._floor, wheel, store._due)
+
+    def carry_out(
+        self, command: Command
+    ) -> tuple[Any, list[tuple[str, Any, Record | None, Record | None, Any]]]:
+        """Do a command; give its reply, and each single step with the record before and after it."""
+        verb, argument = command
+        if verb in ("claim_many", "renew_many", "complete_many"):
+            steps = [self._one(verb.removesuffix("_many"), item) for item in argument]
+            return tuple(step[-1] for step in steps), steps
+        if verb in ("claim", "complete"):
+            step = self._one(verb, argument)
+            return step[-1], [step]
+        if verb == "purge":
+            return self._purge(argument)
+        if verb == "scan":
+            return tuple(run(self.store.scan(*argument))), []
+        return run(self.store.get(argument) if verb == "get" else self.store.now()), []
+
+    def _one(self, verb: str, item: Any) -> tuple[str, Any, Record | None, Record | None, Any]:
+        before = self.store._records.get(item.key)
+        reply = run(getattr(self.store, verb)(item))
+        return verb, item, before, self.store._records.get(item.key), reply
+
+    def _purge(self, limit: int) -> tuple[Any, list[tuple[str, Any, Record | None, Record | None, Any]]]:
+        before = dict(self.store._records)
+        gone = run(self.store.purge(limit))
+        after = self.store._records
+        return gone, [("purge", None, record, after.get(key), gone) for key, record in before.items()]
+
+
+class World:
+    """One scenario, with everything that was ever seen in it. ``checked`` names the invariants to hold."""
+
+    def __init__(self, scenario: Scenario, checked: Iterable[str] | None = None) -> None:
+        self.scenario = scenario
+        self.checked = frozenset(invariants.INVARIANTS if checked is None else checked) - scenario.without
+        self._of_commands = [c for c in invariants.OF_COMMANDS if c.__name__ in self.checked]
+        self._of_calls = [c for c in invariants.OF_CALLS if c.__name__ in self.checked]
+        self.shelf = Shelf()
+        self.stores: Pool[Contents] = Pool()
+        self.replies: Pool[Hashable] = Pool()
+        self.commands: Pool[Command] = Pool()
+        self.ghosts: Pool[tuple[Ghost, ...]] = Pool()
+        self.fault_names = tuple(scenario.faults)
+        self.names = tuple(tasks[0].name for tasks in scenario.processes)
+        self._keys = sorted(
+            {asked.key for tasks in scenario.processes for task in tasks for asked in task.asks}
+        )
+        self._carried: dict[tuple[int, float, int, int, int, bool], tuple[int, int, int]] = {}
+        self._settled: dict[tuple[int, float], list[str]] = {}
+        self._roots = [
+            Family(self.names[index], tasks, index * SKEW).member(())[0]
+            for index, tasks in enumerate(scenario.processes)
+        ]
+
+    def begin(self) -> Moment:
+        """The first moment: an empty store, and nobody has started."""
+        actors = tuple(
+            Actor(root, (None,) * len(root.pending), ((),) * len(root.pending)) for root in self._roots
+        )
+        store = self.stores.id(Contents((), 0, (), float("inf")))
+        ghosts = self.ghosts.id(tuple(Ghost(key) for key in self._keys))
+        return Moment(store, 0.0, 0.0, actors, (), tuple(self.scenario.faults.values()), ghosts)
+
+    # What may happen next.
+
+    def moves(self, moment: Moment) -> list[Action]:
+        """Everything that may happen next, what goes well before what goes wrong."""
+        found: list[Action] = []
+        left = dict(zip(self.fault_names, moment.left, strict=True))
+        faults: list[Action] = []
+        for index, actor in enumerate(moment.actors):
+            if actor.node is not None and not actor.node.resting:
+                self._moves_of(moment, index, actor, actor.node, left, found, faults)
+        found += [Action("arrive", slot=place) for place in range(len(moment.network))]
+        found += [Action(step.name) for step in self.scenario.steps if left[step.name]]
+        if left["purges"]:
+            found.append(Action("purge"))
+        return found + faults
+
+    def _moves_of(
+        self,
+        moment: Moment,
+        index: int,
+        actor: Actor,
+        node: Node,
+        left: dict[str, int],
+        found: list[Action],
+        faults: list[Action],
+    ) -> None:
+        for slot, request in enumerate(node.pending):
+            if isinstance(request, Start):
+                if not self._waits_for_twin(moment, index, slot):
+                    found.append(Action("start", index, slot))
+            elif isinstance(request, Command | Effect):
+                answered = actor.replies[slot] is not None
+                found.append(Action("deliver" if answered else "apply", index, slot))
+                if isinstance(request, Command):
+                    if left["losses"]:
+                        faults.append(Action("lose" if answered else "delay", index, slot))
+                    if left["copies"] and not answered:
+                        faults.append(Action("copy", index, slot))
+            elif request is not None and self._is_over(moment, actor, slot, request):
+                found.append(Action("wake", index, slot))
+            if left["cancels"] and request is not None and slot < len(node.pending) - 1:
+                if not isinstance(request, Start):
+                    faults.append(Action("cancel", index, slot))
+        found += [Action("interrupt", index, running.slot) for running in node.running if running.told]
+        if node.pending[-1] is None and node.renew_at <= moment.local_now:
+            found.append(Action("tick", index, len(node.pending) - 1))
+        if left["crashes"] and node.started:
+            faults.append(Action("crash", index))
+
+    def _waits_for_twin(self, moment: Moment, index: int, slot: int) -> bool:
+        """Of two that do the same, the first starts first: the other order would only rename them."""
+        pending = self._roots[index].pending
+        if slot and pending[slot] == pending[slot - 1]:
+            node = moment.actors[index].node
+            return node is not None and isinstance(node.pending[slot - 1], Start)
+        if index and pending == self._roots[index - 1].pending:
+            before = moment.actors[index - 1].node
+            return before is not None and not before.started
+        return False
+
+    def _is_over(self, moment: Moment, actor: Actor, slot: int, request: Pause | Wait) -> bool:
+        if moment.local_now >= request.until:
+            return True
+        if isinstance(request, Wait):
+            return request.over
+        return request.short or actor.replies[slot] != self._look(moment.store)
+
+    def _look(self, store: int) -> int:
+        """What a poll would notice: two stores that differ only in how long leases last look the same."""
+        return self.replies.id(tuple((r.key, r.state, r.fence) for r in self.stores.values[store].records))
+
+    # What happens.
+
+    def step(self, moment: Moment, action: Action) -> Moment:
+        """The moment after an action. Raises ``Violation``."""
+        kind, index, slot = action
+        do = getattr(self, f"_do_{kind}", None)
+        after: Moment = self._pass_time(moment, kind) if do is None else do(moment, index, slot)
+        self._check_moment(after)
+        return after
+
+    def _do_start(self, moment: Moment, index: int, slot: int) -> Moment:
+        counts = tuple(len(ghost.done) for ghost in self.ghosts.values[moment.ghosts])
+        actor = moment.actors[index]
+        actor = actor._replace(since=_put(actor.since, slot, counts))
+        moment = moment._replace(actors=_put(moment.actors, index, actor))
+        return self._feed(moment, index, Input("start", slot, moment.local_now))
+
+    def _do_apply(self, moment: Moment, index: int, slot: int) -> Moment:
+        node = _alive(moment, index)
+        request = node.pending[slot]
+        if isinstance(request, Effect):
+            moment, reply = self._affect(moment, request)
+        else:
+            assert isinstance(request, Command)
+            moment, reply = self._carry_out(moment, self.commands.id(request), index)
+        actor = moment.actors[index]
+        actor = actor._replace(replies=_put(actor.replies, slot, reply))
+        return moment._replace(actors=_put(moment.actors, index, actor))
+
+    def _do_deliver(self, moment: Moment, index: int, slot: int) -> Moment:
+        actor = moment.actors[index]
+        node, number = _alive(moment, index), actor.replies[slot]
+        assert number is not None
+        reply = self.replies.values[number]
+        after = self._feed(moment, index, Input("reply", slot, moment.local_now, reply))
+        request, stands = node.pending[slot], after.actors[index].node
+        if isinstance(request, Command) and request.verb == "renew_many" and stands is not None:
+            assert isinstance(reply, tuple)
+            refused = {r.owner for r, held in zip(request.argument, reply, strict=True) if not held}
+            self._check("loser_is_told", [r for r in stands.running if r.owner in refused])
+        return after
+
+    def _do_lose(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._feed(self._spend(moment, "losses"), index, Input("unavailable", slot, moment.local_now))
+
+    def _do_delay(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._do_lose(self._post(moment, index, slot), index, slot)
+
+    def _do_copy(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._do_apply(self._post(self._spend(moment, "copies"), index, slot), index, slot)
+
+    def _do_wake(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._feed(moment, index, Input("reply", slot, moment.local_now))
+
+    def _do_tick(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._feed(moment, index, Input("tick", slot, moment.local_now))
+
+    def _do_interrupt(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._feed(moment, index, Input("interrupt", slot, moment.local_now))
+
+    def _do_cancel(self, moment: Moment, index: int, slot: int) -> Moment:
+        moment = self._post(self._spend(moment, "cancels"), index, slot)
+        return self._feed(moment, index, Input("cancel", slot, moment.local_now))
+
+    def _do_crash(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._spend(moment, "crashes")._replace(actors=_put(moment.actors, index, CRASHED))
+
+    def _do_arrive(self, moment: Moment, index: int, slot: int) -> Moment:
+        network = moment.network
+        rest = moment._replace(network=network[:slot] + network[slot + 1 :])
+        return self._carry_out(rest, network[slot], index, late=True)[0]
+
+    def _do_purge(self, moment: Moment, index: int, slot: int) -> Moment:
+        return self._carry_out(self._spend(moment, "purges"), self.commands.id(Command("purge", 256)), index)[
+            0
+        ]
+
+    def _pass_time(self, moment: Moment, name: str) -> Moment:
+        step = next(step for step in self.scenario.steps if step.name == name)
+        moment = self._spend(moment, name)
+        return moment._replace(
+            store_now=moment.store_now + step.store, local_now=moment.local_now + step.local
+        )
+
+    def _spend(self, moment: Moment, fault: str) -> Moment:
+        place = self.fault_names.index(fault)
+        return moment._replace(left=_put(moment.left, place, moment.left[place] - 1))
+
+    def _post(self, moment: Moment, index: int, slot: int) -> Moment:
+        """Leave a command that has not been applied in the network: it may arrive at any later moment, or never."""
+        request = _alive(moment, index).pending[slot]
+        if not isinstance(request, Command) or moment.actors[index].replies[slot] is not None:
+            return moment
+        if request.verb in ("get", "scan", "now"):
+            return moment
+        return moment._replace(network=tuple(sorted((*moment.network, self.commands.id(request)))))
+
+    def _feed(self, moment: Moment, index: int, given: Input) -> Moment:
+        """Let something happen to a process and look at what it does."""
+        actor, slot = moment.actors[index], given.slot
+        node, events = _alive(moment, index).after(given)
+        for event in events:
+            moment = self._witness(moment, index, event)
+        request = node.pending[slot]
+        replies = _put(actor.replies, slot, self._look(moment.store) if isinstance(request, Pause) else None)
+        since = _put(actor.since, slot, ()) if request is None else actor.since
+        after = RESTED if node.resting else Actor(node, replies, since)
+        return moment._replace(actors=_put(moment.actors, index, after))
+
+    def _witness(self, moment: Moment, index: int, event: Event) -> Moment:
+        if isinstance(event, Ended):
+            self._check_calls(moment, index, event)
+            return moment
+        ghost = self._ghost(moment, event.key)
+        if isinstance(event, Began):
+            self._check("starts_once", event, ghost)
+            ghost = ghost._replace(running=ghost.running | {event.owner}, begun=ghost.begun + 1)
+        else:
+            ghost = ghost._replace(running=ghost.running - {event.owner})
+        return self._remember(moment, ghost)
+
+    # The store and the sink.
+
+    def _carry_out(self, moment: Moment, command: int, asker: int, late: bool = False) -> tuple[Moment, int]:
+        known = (moment.store, moment.store_now, moment.ghosts, command, asker, late)
+        if known not in self._carried:
+            self._carried[known] = self._carry_out_anew(moment, self.commands.values[command], asker, late)
+        store, reply, ghosts = self._carried[known]
+        after = moment._replace(store=store, ghosts=ghosts)
+        if ghosts != moment.ghosts and "loser_knows_in_time" in self.checked:
+            self._check_overtaken(moment, after)
+        return after, reply
+
+    def _carry_out_anew(
+        self, moment: Moment, command: Command, asker: int, late: bool
+    ) -> tuple[int, int, int]:
+        self.shelf.put(self.stores.values[moment.store])
+        self.shelf.clock.now, self.shelf.clock.asker = moment.store_now, asker
+        reply, steps = self.shelf.carry_out(command)
+        for verb, item, before, after, answer in steps:
+            ghost = self._ghost(moment, before.key if item is None and before else item.key)
+            applied = Applied(verb, item, before, after, answer, moment.store_now, ghost)
+            self._check_command(applied)
+            moment = self._remember(moment, observed(applied, late))
+        return self.stores.id(self.shelf.take()), self.replies.id(reply), moment.ghosts
+
+    def _affect(self, moment: Moment, effect: Effect) -> tuple[Moment, int]:
+        """The sink refuses lower fences than it has seen, and does what it is asked once per derived key."""
+        if not effect.key:
+            return moment, self.replies.id("thought")
+        ghost = self._ghost(moment, effect.key)
+        if effect.fence < ghost.sink_fence:
+            return moment, self.replies.id("stale")
+        ghost = ghost._replace(sink_fence=effect.fence)
+        fresh = effect.name not in ghost.effects
+        if fresh:
+            ghost = ghost._replace(effects=(*ghost.effects, effect.name))
+            self._check_command(Applied("effect", None, None, None, None, moment.store_now, ghost))
+        return self._remember(moment, ghost), self.replies.id("applied" if fresh else "duplicate")
+
+    def record(self, moment: Moment, key: str) -> Record | None:
+        """What the store holds of a key."""
+        return next((r for r in self.stores.values[moment.store].records if r.key == key), None)
+
+    def standing(self, moment: Moment, index: int, slot: int, kind: Any) -> tuple[Node, tuple[Event, ...]]:
+        """Where a process stands after something has happened to it, and what it was seen to do."""
+        number = moment.actors[index].replies[slot]
+        pauses = isinstance(_alive(moment, index).pending[slot], Pause | Wait)
+        reply = None if number is None or pauses or kind != "reply" else self.replies.values[number]
+        return _alive(moment, index).after(Input(kind, slot, moment.local_now, reply))
+
+    def _ghost(self, moment: Moment, key: str) -> Ghost:
+        return self.ghosts.values[moment.ghosts][self._keys.index(key)]
+
+    def _remember(self, moment: Moment, ghost: Ghost) -> Moment:
+        ghosts = self.ghosts.values[moment.ghosts]
+        return moment._replace(ghosts=self.ghosts.id(_put(ghosts, self._keys.index(ghost.key), ghost)))
+
+    # Checks.
+
+    def _check(self, name: str, *seen: Any) -> None:
+        if name in self.checked:
+            complaint = getattr(invariants, name)(*seen)
+            if complaint is not None:
+                raise Violation(name, complaint)
+
+    def _check_command(self, applied: Applied) -> None:
+        for check in self._of_commands:
+            complaint = check(applied)
+            if complaint is not None:
+                raise Violation(check.__name__, complaint)
+
+    def _check_calls(self, moment: Moment, index: int, ended: Ended) -> None:
+        task = self.scenario.processes[index][ended.slot]
+        outcomes = ended.result if isinstance(ended.result, list) else [ended.result] * len(task.asks)
+        since = moment.actors[index].since[ended.slot]
+        for asked, outcome in zip(task.asks, outcomes, strict=True):
+            before, record = since[self._keys.index(asked.key)], self.record(moment, asked.key)
+            ghost = self._ghost(moment, asked.key)
+            call = Call(task, ended, outcome, asked.fingerprint, ghost, before, record)
+            for check in self._of_calls:
+                complaint = check(call)
+                if complaint is not None:
+                    raise Violation(check.__name__, complaint)
+
+    def _check_overtaken(self, before: Moment, after: Moment) -> None:
+        tops = [ghost.top for ghost in self.ghosts.values[before.ghosts]]
+        for top, ghost in zip(tops, self.ghosts.values[after.ghosts], strict=True):
+            if ghost.top > top:
+                overtaken: list[Running] = [
+                    running
+                    for actor in before.actors
+                    for running in (actor.node.running if actor.node else ())
+                    if running.key == ghost.key and self._holds(before, running)
+                ]
+                self._check("loser_knows_in_time", overtaken, before.local_now)
+
+    def _holds(self, moment: Moment, running: Running) -> bool:
+        record = self.record(moment, running.key)
+        return record is not None and record.state is State.PENDING and record.fence == running.fence
+
+    def _check_moment(self, moment: Moment) -> None:
+        if "nothing_stuck" in self.checked:
+            known = (moment.store, moment.store_now)
+            if known not in self._settled:
+                self._settled[known] = self._retry(moment)
+            self._check("nothing_stuck", self._settled[known])
+        if "nothing_orphaned" in self.checked and all(a.node and a.node.resting for a in moment.actors):
+            left = dict(zip(self.fault_names, moment.left, strict=True))
+            faults = self.scenario.faults
+            if all(left[name] == faults[name] for name in ("crashes", "losses", "copies", "cancels")):
+                for ghost in self.ghosts.values[moment.ghosts]:
+                    self._check("nothing_orphaned", self.record(moment, ghost.key), ghost, moment.store_now)
+
+    def _retry(self, moment: Moment) -> list[str]:
+        """Ask for each key again when all leases are over; the refusals of keys for which nobody got an answer."""
+        self.shelf.put(self.stores.values[moment.store])
+        self.shelf.clock.now, self.shelf.clock.asker = moment.store_now + self.scenario.patience, 0
+        refusals: dict[str, list[str]] = {
+            asked.key: [] for task in self.scenario.retries for asked in task.asks
+        }
+        for number, task in enumerate(self.scenario.retries):
+            process = Process(f"retry{number}", (task,), 0.0)
+            process.feed(Input("start", 0, 0.0))
+            while process.pending[0] is not None:
+                request = process.pending[0]
+                reply = self.shelf.carry_out(request)[0] if isinstance(request, Command) else "applied"
+                process.feed(Input("reply", 0, 0.0, reply))
+            ended = process.events[-1]
+            assert isinstance(ended, Ended)
+            refusals = {key: said for key, said in refusals.items() if not _answers(key, task, ended, said)}
+        return [f"{key} {', '.join(said)}" for key, said in refusals.items()]
+
+
+def observed(a: Applied, late: bool) -> Ghost:
+    """What the observer remembers after a command."""
+    ghost, before, after = a.ghost, a.before, a.after
+    if late and a.item is not None:
+        ghost = ghost._replace(late=ghost.late | {a.item.owner})
+    if a.granted and after is not None:
+        if not invariants.is_known(before, a.now, a.ghost):
+            ghost = ghost._replace(begun=0)
+        ghost = ghost._replace(top=max(ghost.top, after.fence), lease_end=a.now + a.item.lease)
+    elif a.verb == "renew" and a.reply is True:
+        ghost = ghost._replace(lease_end=a.now + a.item.lease)
+    if after is not None and after != before:
+        if after.state in invariants.FINISHED:
+            done = Done(after.state, after.fence, after.fingerprint, after.result)
+            ghost = ghost._replace(done=(*ghost.done, done))
+        elif after.state is State.ABSENT:
+            ghost = ghost._replace(begun=0)
+    return ghost
+
+
+def _answers(key: str, task: Task, ended: Ended, said: list[str]) -> bool:
+    """Whether a retry ended with a result, a remembered error or a doubt; what else it got is noted in ``said``."""
+    if key not in [asked.key for asked in task.asks]:
+        return False
+    word = ended.result.status if ended.error is None else type(ended.error).__name__
+    said.append(word)
+    return word in ("executed", "replayed", "InDoubt", "AttemptsExhausted") or isinstance(
+        ended.error, task.remember
+    )
+
+
+def _alive(moment: Moment, index: int) -> Node:
+    node = moment.actors[index].node
+    assert node is not None
+    return node
+
+
+T = TypeVar("T")
+
+
+def _put(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    return (*values[:place], value, *values[place + 1 :])

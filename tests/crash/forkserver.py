@@ -1,0 +1,170 @@
+"""The executioner: a process that has imported everything and opened nothing, and forks one victim per kill point.
+
+Three ways to die, all by SIGKILL:
+
+step     before the n-th step, counted over every line of effectonce and every instruction of SQLite's machine.
+         Reaches every thread, on every platform.
+syscall  at the n-th stop of the main thread at the entry to or the exit from a system call (ptrace). Between two of
+         these a process changes no file, the memory-mapped WAL index apart. Linux only.
+time     after n microseconds.
+
+Reads one JSON order a line from stdin, answers each with one line. Run with ``python -m tests.crash.forkserver``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import effectonce
+
+from . import workloads
+
+TRACEME, SYSCALL, SETOPTIONS = 0, 24, 0x4200
+TRACESYSGOOD, EXITKILL = 0x1, 0x100000
+SYSCALL_STOP = signal.SIGTRAP | 0x80
+PACKAGE = str(Path(effectonce.__file__).parent)
+
+Order = dict[str, Any]
+
+
+def main() -> None:
+    """Carry out orders until there are none."""
+    say({"ptrace": can_trace()})
+    for line in sys.stdin:
+        order = json.loads(line)
+        say({"step": step, "syscall": syscall, "time": after}[order["by"]](order))
+
+
+def say(words: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def verdict(status: int, reached: int) -> dict[str, Any]:
+    """What became of a victim. One that ended in any way but these has a bug to show."""
+    if os.WIFSIGNALED(status):
+        return {"killed": os.WTERMSIG(status) == signal.SIGKILL, "count": reached}
+    return {"killed": False, "count": reached, "exit": os.WEXITSTATUS(status)}
+
+
+# Ways to die
+
+
+def step(order: Order) -> dict[str, Any]:
+    """The victim counts its own steps and kills itself."""
+    heard, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(heard)
+        steps = watch_steps(order["at"])
+        live(order)
+        os.write(told, str(next(steps)).encode())
+        os._exit(0)
+    os.close(told)
+    with os.fdopen(heard) as pipe:
+        reached = int(pipe.read() or order["at"] or 0)
+    return verdict(os.waitpid(pid, 0)[1], reached)
+
+
+def watch_steps(at: int | None) -> count[int]:
+    """Count lines of effectonce and instructions of SQLite, and die when there have been ``at``."""
+    steps = count(1)
+
+    def tick() -> None:
+        if next(steps) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            tick()
+        return trace if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = plain_connect(*args, **kwargs)
+        connection.set_progress_handler(tick, 1)
+        return connection
+
+    plain_connect = sqlite3.connect
+    sqlite3.connect = connect  # type: ignore[assignment]
+    threading.settrace(trace)
+    sys.settrace(trace)
+    return steps
+
+
+def syscall(order: Order) -> dict[str, Any]:
+    """The victim is stopped at every system call, and killed at one."""
+    pid = os.fork()
+    if pid == 0:
+        ptrace(TRACEME, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        live(order)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    ptrace(SETOPTIONS, pid, TRACESYSGOOD | EXITKILL)
+    stops = 0
+    passed_on = 0
+    while True:
+        ptrace(SYSCALL, pid, passed_on)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSTOPPED(status):
+            return verdict(status, stops)
+        passed_on = 0 if os.WSTOPSIG(status) == SYSCALL_STOP else os.WSTOPSIG(status)
+        stops += passed_on == 0
+        if stops == order["at"]:
+            os.kill(pid, signal.SIGKILL)
+            return verdict(os.waitpid(pid, 0)[1], stops)
+
+
+def after(order: Order) -> dict[str, Any]:
+    """The victim is killed at a moment that nobody chose."""
+    pid = os.fork()
+    if pid == 0:
+        live(order)
+        os._exit(0)
+    time.sleep(order["at"] / 1e6)
+    os.kill(pid, signal.SIGKILL)
+    return verdict(os.waitpid(pid, 0)[1], order["at"])
+
+
+def live(order: Order) -> None:
+    """A victim's life."""
+    try:
+        workloads.perform(order["workload"], Path(order["directory"]), once=order["once"])
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+# ptrace
+
+
+def ptrace(request: int, pid: int, data: int = 0) -> int:
+    call = ctypes.CDLL(None, use_errno=True).ptrace
+    call.argtypes, call.restype = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_long
+    return int(call(request, pid, None, data))
+
+
+def can_trace() -> bool:
+    """Whether this machine lets a process trace its child."""
+    if sys.platform != "linux":
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if ptrace(TRACEME, 0) == 0 else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+if __name__ == "__main__":
+    main()
