@@ -28,7 +28,7 @@ class Effort:
     operations_share: float = 1.0
 
 
-QUICK = Effort(repetitions=3, slices_share=0.5, budget_share=0.4, operations_share=0.2)
+QUICK = Effort(repetitions=3, slices_share=0.5, budget_share=0.3, operations_share=0.2)
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Result:
         """`ok`, `MISSED`, or nothing where no floor is set."""
         if self.floor is None and self.limit is None:
             return ""
-        if self.median is None:
+        if self.error or self.median is None:
             return "MISSED"
         floor_held = self.floor is None or (self.ratio is not None and self.ratio >= self.floor)
         limit_held = self.limit is None or self.median <= self.limit
@@ -145,9 +145,10 @@ def _open(
     if case.threads > 1:
         worker.ask("slice", operations=most if case.is_timed else case.threads * 2)
         return _Running(row, worker, most, result)
-    # The first slice warms up and is thrown away; the second says how long one operation takes.
+    # These slices warm up and are thrown away. Each is closer to the budget than the one before, because a short one
+    # shows mostly what surrounds it.
     operations = 5
-    for _ in range(2):
+    for _ in range(4):
         start = perf_counter()
         worker.ask("slice", operations=operations)
         cost = (perf_counter() - start) / operations

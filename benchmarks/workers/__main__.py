@@ -49,7 +49,8 @@ def main() -> None:
                 subject.close()
         except Exception as error:
             traceback.print_exc()
-            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+            first_line = str(error).partition("\n")[0]
+            answer = {"ok": False, "error": f"{type(error).__name__}: {first_line}"}
         replies.write(json.dumps(answer) + "\n")
         if verb == "close":
             # Some rivals keep threads that outlive their own shutdown; the figures are out, so leave at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ def open_subject(setup: Setup) -> Subject:
     """Open one case of DBOS."""
     if setup.op == "import":
         return ImportTime("dbos")
+    if sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42):
+        raise RuntimeError("DBOS needs SQLite >= 3.42 on Python >= 3.12")
     # It keeps the journal mode it finds. WAL is what every other contender has, and it is faster.
     with sqlite3.connect(setup.file()) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

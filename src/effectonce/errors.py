@@ -3,6 +3,7 @@
 EffectOnceError
 ├── UsageError                  the call or its configuration is wrong; nothing was claimed
 │   ├── InvalidKey              an id, scope, operation or version that can't name an effect
+│   ├── Unencodable             a value that has no faithful stored form; ``path`` names the spot
 │   ├── ColourMismatch          a coroutine handed to a blocking call, or the other way round
 │   └── MissingExtra            an optional dependency is not installed
 ├── Refused                     the handler was not run, and this call has no result
@@ -41,6 +42,19 @@ class UsageError(EffectOnceError, ValueError):
 
 class InvalidKey(UsageError):
     """An id, scope, operation or version that can't name an effect."""
+
+
+class Unencodable(UsageError, TypeError):
+    """A value without a faithful stored form. ``path`` names the spot, ``type`` its class, ``why`` the reason."""
+
+    def __init__(self, path: str, type: type, why: str) -> None:
+        super().__init__()
+        self.path, self.type, self.why = path, type, why
+
+    def __str__(self) -> str:
+        path = self.path if len(self.path) <= 120 else f"{self.path[:60]}…{self.path[-60:]}"
+        kind = f"{self.type.__module__}:{self.type.__qualname__}"
+        return f"{path} is a {kind}, which can't be encoded: {self.why}"
 
 
 class ColourMismatch(UsageError, TypeError):

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -68,9 +69,9 @@ def step(order: Order) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         os.close(heard)
-        steps = watch_steps(order["at"])
-        live(order)
-        os.write(told, str(next(steps)).encode())
+        steps = Steps(order["at"])
+        live(order, steps.watch)
+        os.write(told, str(next(steps.taken)).encode())
         os._exit(0)
     os.close(told)
     with os.fdopen(heard) as pipe:
@@ -78,40 +79,44 @@ def step(order: Order) -> dict[str, Any]:
     return verdict(os.waitpid(pid, 0)[1], reached)
 
 
-def watch_steps(at: int | None) -> count[int]:
-    """Count lines of effectonce and instructions of SQLite, and die when there have been ``at``."""
-    steps = count(1)
+class Steps:
+    """Counts lines of effectonce and instructions of SQLite in every thread, and dies when there have been ``at``."""
 
-    def tick() -> None:
-        if next(steps) == at:
+    def __init__(self, at: int | None) -> None:
+        self.at, self.taken = at, count(1)
+        self.watching = False
+        self.plain_connect = sqlite3.connect
+        sqlite3.connect = self.connect  # type: ignore[assignment]
+
+    def watch(self) -> None:
+        self.watching = True
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+
+    def tick(self) -> None:
+        if self.watching and next(self.taken) == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "line":
-            tick()
-        return trace if frame.f_code.co_filename.startswith(PACKAGE) else None
+            self.tick()
+        return self.trace if frame.f_code.co_filename.startswith(PACKAGE) else None
 
-    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection = plain_connect(*args, **kwargs)
-        connection.set_progress_handler(tick, 1)
+    def connect(self, *args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = self.plain_connect(*args, **kwargs)
+        connection.set_progress_handler(self.tick, 1)
         return connection
-
-    plain_connect = sqlite3.connect
-    sqlite3.connect = connect  # type: ignore[assignment]
-    threading.settrace(trace)
-    sys.settrace(trace)
-    return steps
 
 
 def syscall(order: Order) -> dict[str, Any]:
     """The victim is stopped at every system call, and killed at one."""
     pid = os.fork()
     if pid == 0:
-        ptrace(TRACEME, 0)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        live(order)
+        live(order, be_traced)
         os._exit(0)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    if not os.WIFSTOPPED(status):
+        return verdict(status, 0)
     ptrace(SETOPTIONS, pid, TRACESYSGOOD | EXITKILL)
     stops = 0
     passed_on = 0
@@ -127,21 +132,27 @@ def syscall(order: Order) -> dict[str, Any]:
             return verdict(os.waitpid(pid, 0)[1], stops)
 
 
+def be_traced() -> None:
+    ptrace(TRACEME, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def after(order: Order) -> dict[str, Any]:
     """The victim is killed at a moment that nobody chose."""
     pid = os.fork()
     if pid == 0:
-        live(order)
+        live(order, lambda: None)
         os._exit(0)
     time.sleep(order["at"] / 1e6)
     os.kill(pid, signal.SIGKILL)
     return verdict(os.waitpid(pid, 0)[1], order["at"])
 
 
-def live(order: Order) -> None:
-    """A victim's life."""
+def live(order: Order, begin: Callable[[], object]) -> None:
+    """A victim's life; from ``begin`` on it may be cut short."""
+    directory, once, fault = Path(order["directory"]), order["once"], order["fault"]
     try:
-        workloads.perform(order["workload"], Path(order["directory"]), once=order["once"])
+        workloads.perform(order["workload"], directory, begin, once=once, fault=fault)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -152,7 +163,10 @@ def live(order: Order) -> None:
 
 def ptrace(request: int, pid: int, data: int = 0) -> int:
     call = ctypes.CDLL(None, use_errno=True).ptrace
-    call.argtypes, call.restype = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_long
+    call.argtypes, call.restype = (
+        [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p],
+        ctypes.c_long,
+    )
     return int(call(request, pid, None, data))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
 
-SCHEMA = "CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, fence INTEGER, effect TEXT, accepted INTEGER)"
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, fence INTEGER, effect TEXT, accepted INTEGER)"
+)
 
 
 class Stale(Exception):
@@ -16,12 +19,17 @@ class Sink:
     """Accepts an effect once. A repeat with a fence as new is told the first effect; an older fence is refused."""
 
     def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(SCHEMA)
 
     def apply(self, key: str, fence: int, effect: str) -> str:
         """Make the effect happen, unless it has; what happened is the answer."""
+        with self._lock:
+            return self._apply(key, fence, effect)
+
+    def _apply(self, key: str, fence: int, effect: str) -> str:
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
         try:

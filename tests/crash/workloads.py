@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from effectonce._records import Renewal
 from effectonce.keys import Key, derived
 from effectonce.stores.sqlite import SQLiteStore
 
+from .faults import FAULTS
 from .sink import Sink
 
 START = 1_700_000_000.0
@@ -37,12 +38,26 @@ class Declined(Exception):
 class World:
     """A store, a sink and a journal in one directory."""
 
-    def __init__(self, directory: Path, now: float, *, once: bool = False, durability: Any = "full") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        now: float,
+        *,
+        once: bool = False,
+        durability: Any = "full",
+        kind: type[SQLiteStore] = SQLiteStore,
+    ) -> None:
         self._journal = os.open(directory / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.sink = Sink(directory / "sink.db")
-        self.store = SQLiteStore(directory / "effects.db", clock=lambda: now, durability=durability)
+        self.now = now
+        self._closed = False
+        self.store = kind(directory / "effects.db", clock=lambda: self.now, durability=durability)
         policy = Policy(
-            lease=LEASE, keep=KEEP, on_crash="in_doubt" if once else "retry", remember=(Declined,), busy="reject"
+            lease=LEASE,
+            keep=KEEP,
+            on_crash="in_doubt" if once else "retry",
+            remember=(Declined,),
+            busy="reject",
         )
         self.receiver = Receiver(self.store, policy=policy)
 
@@ -56,7 +71,9 @@ class World:
         self.note("started", message.id, attempt.fence)
         if message.id.startswith("declined"):
             raise Declined(message.id)
-        return self.sink.apply(attempt.key_for("sink"), attempt.fence, f"{message.id} by fence {attempt.fence}")
+        return self.sink.apply(
+            attempt.key_for("sink"), attempt.fence, f"{message.id} by fence {attempt.fence}"
+        )
 
     def process(self, id: str, handler: Callable[[Message], str] | None = None) -> str:
         """Process a message and note the answer."""
@@ -65,9 +82,12 @@ class World:
         return str(outcome.value)
 
     def close(self) -> None:
-        self.receiver.close()
-        self.sink.close()
-        os.close(self._journal)
+        """Close everything; a second time does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.receiver.close()
+            self.sink.close()
+            os.close(self._journal)
 
 
 def message(id: str) -> Message:
@@ -164,11 +184,8 @@ def threads(world: World) -> None:
         for number in range(2):
             world.process(f"{name}{number}")
 
-    workers = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, "abcd"))
 
 
 def loops(world: World) -> None:
@@ -192,15 +209,19 @@ def purging(world: World) -> None:
 
 
 class Workload(NamedTuple):
-    """A script, the ids it works on, and whether it begins with a store at all."""
+    """A script and the ids it works on."""
 
     script: Callable[[World], None]
     ids: tuple[str, ...]
     from_nothing: bool = False
+    """There is no store yet."""
+    opening: bool = False
+    """Opening the store is a part of it that may be interrupted."""
 
 
 WORKLOADS = {
-    "creating": Workload(processing, ("a", "b"), from_nothing=True),
+    "creating": Workload(processing, ("a", "b"), from_nothing=True, opening=True),
+    "opening": Workload(processing, ("a", "b"), opening=True),
     "processing": Workload(processing, ("a", "b")),
     "renewing": Workload(renewing, ("a",)),
     "releasing": Workload(releasing, ("a",)),
@@ -227,8 +248,13 @@ def furnish(directory: Path) -> None:
     (directory / "journal").unlink()
 
 
-def perform(name: str, directory: Path, *, once: bool) -> None:
-    """Run a script from opening the store to closing it."""
-    world = World(directory, START, once=once)
-    WORKLOADS[name].script(world)
+def perform(name: str, directory: Path, begin: Callable[[], object], *, once: bool, fault: str) -> None:
+    """Run a script and close the store; ``begin`` is called where the part begins that may be interrupted."""
+    workload = WORKLOADS[name]
+    if workload.opening:
+        begin()
+    world = World(directory, START, once=once, kind=FAULTS[fault] if fault else SQLiteStore)
+    if not workload.opening:
+        begin()
+    workload.script(world)
     world.close()

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from effectonce._blocking import run
-from effectonce._records import Claim, Decision
+from effectonce._records import Claim, Decision, Record
 from effectonce.keys import new_owner
 from effectonce.stores.base import Store
+from effectonce.stores.sqlite import SQLiteStore
+from effectonce.testing.clocks import wait_until
 
 ROOT = Path(__file__).parents[2]
 LONG = 3600.0
@@ -38,6 +41,59 @@ def write_lock(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
+@contextmanager
+def connections_opened() -> Iterator[list[sqlite3.Connection]]:
+    """The connections that are opened meanwhile, by whomever."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remember(*args: Any, **choices: Any) -> sqlite3.Connection:
+        opened.append(connect(*args, **choices))
+        return opened[-1]
+
+    with mock.patch.object(sqlite3, "connect", remember):
+        yield opened
+
+
+def commits_in(path: Path) -> int:
+    """How many transactions the write-ahead log holds: each ends with a frame that says so."""
+    log = path.with_name(path.name + "-wal").read_bytes()
+    frame = 24 + int.from_bytes(log[8:12])
+    headers = [log[at : at + 16] for at in range(32, len(log), frame)]
+    return sum(1 for header in headers if header[8:16] == log[16:24] and any(header[4:8]))
+
+
+# The group's inside, for tests that need somebody to be in the queue.
+
+
+def lead(store: SQLiteStore) -> None:
+    """Be who writes; everyone else reads or queues up."""
+    assert store._group.try_lead()
+
+
+def let_go(store: SQLiteStore) -> None:
+    """End what ``lead`` began."""
+    store._group.hand_over()
+
+
+def wait_for_leader(store: SQLiteStore) -> None:
+    wait_until(lambda: store._group._led, what="A leader")
+
+
+def wait_for_queue(store: SQLiteStore, count: int) -> None:
+    wait_until(lambda: len(store._group._queue) >= count, what=f"A queue of {count}")
+
+
+def read_beside_a_write(store: SQLiteStore, key: str) -> Record | None:
+    """Read on another connection than the writer's, on another thread, while somebody writes."""
+    lead(store)
+    try:
+        record: Record | None = Caller(lambda: run(store.get(key))).answer()
+        return record
+    finally:
+        let_go(store)
+
+
 class Caller(threading.Thread):
     """A thread that calls a function and keeps what came of it. A daemon: one that hangs fails its own test only."""
 
@@ -46,9 +102,11 @@ class Caller(threading.Thread):
         self._function = function
         self.result: Any = None
         self.error: BaseException | None = None
+        self.began = threading.Event()
         self.start()
 
     def run(self) -> None:
+        self.began.set()
         try:
             self.result = self._function()
         except BaseException as error:
@@ -86,12 +144,17 @@ def output_of(script: str, *arguments: object) -> str:
     return output
 
 
+def files_in(directory: Path) -> list[str]:
+    """The names of what is in a directory."""
+    return sorted(file.name for file in directory.iterdir())
+
+
 def open_files(path: Path) -> list[str]:
     """Which of a database's files this process has open."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            target = os.readlink(descriptor)
+            target = str(descriptor.readlink())
         except FileNotFoundError:  # it was the descriptor of this very listing
             continue
         if target.startswith(str(path)):

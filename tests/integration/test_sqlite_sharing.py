@@ -12,16 +12,29 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration.sqlite_helpers import Caller, claim, claim_of, output_of, python, write_lock
+from tests.integration.sqlite_helpers import (
+    Caller,
+    claim,
+    claim_of,
+    commits_in,
+    lead,
+    let_go,
+    open_files,
+    output_of,
+    python,
+    wait_for_leader,
+    wait_for_queue,
+    write_lock,
+)
 
 from effectonce._blocking import run
 from effectonce._records import Completion, State, Verdict
 from effectonce.errors import StoreError, StoreUnavailable
-from effectonce.stores._group import Group
+from effectonce.stores._group import _Ticket
 from effectonce.stores.sqlite import SQLiteStore
-from effectonce.testing.clocks import wait_until
 
 PROCESSES, KEYS = 4, 200
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -39,15 +52,10 @@ def store(path: Path) -> Iterator[SQLiteStore]:
         yield store
 
 
-def queue_up(store: SQLiteStore, count: int) -> None:
-    """Wait until so many callers are queued behind the leader."""
-    wait_until(lambda: len(store._group._queue) >= count, what=f"A queue of {count}")
-
-
-def lead(store: SQLiteStore, key: str = "leader") -> Caller:
+def write_behind_a_lock(store: SQLiteStore) -> Caller:
     """Start a caller who leads, and waits for the file's write lock that somebody else holds."""
-    caller = Caller(lambda: claim(store, key))
-    wait_until(lambda: store._group._led, what="A leader")
+    caller = Caller(lambda: claim(store, "leader"))
+    wait_for_leader(store)
     return caller
 
 
@@ -56,27 +64,25 @@ def lead(store: SQLiteStore, key: str = "leader") -> Caller:
 
 def test_who_queues_is_written_together(store: SQLiteStore, path: Path) -> None:
     """While one write waits, others queue up; all of them are then written in one transaction."""
-    statements: list[str] = []
-    assert store._writer is not None
-    store._writer.set_trace_callback(statements.append)
+    claim(store, "k")
+    before = commits_in(path)
     with write_lock(path):
-        first = lead(store)
+        first = write_behind_a_lock(store)
         others = [Caller(lambda n=n: claim(store, f"key {n}")) for n in range(20)]
-        queue_up(store, 20)
+        wait_for_queue(store, 20)
     decisions = [caller.answer() for caller in (first, *others)]
     assert {decision.verdict for decision in decisions} == {Verdict.CLAIMED}
     assert [caller.answer().record.key for caller in others] == [f"key {n}" for n in range(20)]
-    assert statements.count("COMMIT") == 2
+    assert commits_in(path) == before + 2
 
 
-def test_alone_nobody_waits_for_company(store: SQLiteStore) -> None:
-    """A single caller's write is a transaction of its own, on its own thread."""
-    statements: list[str] = []
-    assert store._writer is not None
-    store._writer.set_trace_callback(statements.append)
+def test_alone_nobody_waits_for_company(store: SQLiteStore, path: Path) -> None:
+    """A single caller's write is a transaction of its own."""
+    claim(store, "k")
+    before = commits_in(path)
     for number in range(3):
         claim(store, f"key {number}")
-    assert statements.count("COMMIT") == 3
+    assert commits_in(path) == before + 3
 
 
 def test_a_failing_command_fails_its_own_caller_only(store: SQLiteStore, path: Path) -> None:
@@ -85,10 +91,10 @@ def test_a_failing_command_fails_its_own_caller_only(store: SQLiteStore, path: P
     assert held is not None
     bad = Completion("held", held.owner, held.fence, State.COMPLETED, object(), 1.0)  # type: ignore[arg-type]
     with write_lock(path):
-        first = lead(store)
+        first = write_behind_a_lock(store)
         failing = Caller(lambda: run(store.complete(bad)))
         others = [Caller(lambda n=n: claim(store, f"key {n}")) for n in range(5)]
-        queue_up(store, 6)
+        wait_for_queue(store, 6)
     with pytest.raises(StoreError):
         failing.answer()
     assert {caller.answer().verdict for caller in (first, *others)} == {Verdict.CLAIMED}
@@ -98,10 +104,10 @@ def test_a_failing_command_fails_its_own_caller_only(store: SQLiteStore, path: P
 def test_an_interrupt_in_the_queue_wedges_nobody(store: SQLiteStore, path: Path) -> None:
     """Ctrl-C takes its own caller out of the queue; the others are served and the store works on."""
     with write_lock(path):
-        first = lead(store)
+        first = write_behind_a_lock(store)
 
         def interrupt_when_queued() -> None:
-            queue_up(store, 1)
+            wait_for_queue(store, 1)
             os.kill(os.getpid(), signal.SIGINT)
 
         interrupter = Caller(interrupt_when_queued)
@@ -109,92 +115,56 @@ def test_an_interrupt_in_the_queue_wedges_nobody(store: SQLiteStore, path: Path)
             claim(store, "interrupted")
         interrupter.answer()
         after = Caller(lambda: claim(store, "after"))
-        queue_up(store, 1)
+        wait_for_queue(store, 1)
     assert first.answer().verdict is Verdict.CLAIMED
     assert after.answer().verdict is Verdict.CLAIMED
     assert run(store.get("interrupted")) is None
     assert claim(store, "interrupted").verdict is Verdict.CLAIMED
 
 
-def test_an_interrupted_heir_passes_the_lead_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_heir_passes_the_lead_on(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C at the very moment a caller is called to lead: the next in the queue leads instead."""
-    entered, go_on = threading.Event(), threading.Event()
+    wait_for_turn = _Ticket.wait
 
-    def write(commands: list[str]) -> list[str]:
-        entered.set()
-        assert go_on.wait(20)
-        return commands
-
-    group: Group[str, str] = Group(write)
-    first = Caller(lambda: group.submit(["first"]))
-    assert entered.wait(20)
-    called = threading.Event()
-
-    def interrupted_submit() -> list[str]:
-        ticket_wait = type(group._queue).__call__ if False else None
-        assert ticket_wait is None
-        return group.submit(["interrupted"])
-
-    original = Group._wait
-
-    def wait_and_be_interrupted(self: Group[str, str], ticket: object) -> None:
+    def wait_and_be_interrupted(ticket: _Ticket[Any, Any]) -> None:
+        wait_for_turn(ticket)
         if threading.current_thread().name == "interrupted":
-            take_turn = ticket.wait  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
 
-            def wait() -> None:
-                take_turn()
-                called.set()
-                raise KeyboardInterrupt
-
-            ticket = _Interrupted(ticket, wait)
-        original(self, ticket)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Group, "_wait", wait_and_be_interrupted)
-    heir = Caller(interrupted_submit, name="interrupted")
-    wait_until(lambda: len(group._queue) == 1)
-    last = Caller(lambda: group.submit(["last"]))
-    wait_until(lambda: len(group._queue) == 2)
-    go_on.set()
-    assert first.answer() == ["first"]
+    monkeypatch.setattr(_Ticket, "wait", wait_and_be_interrupted)
+    with write_lock(path):
+        first = write_behind_a_lock(store)
+        heir = Caller(lambda: claim(store, "heir"), name="interrupted")
+        wait_for_queue(store, 1)
+        last = Caller(lambda: claim(store, "last"))
+        wait_for_queue(store, 2)
+    assert first.answer().verdict is Verdict.CLAIMED
     with pytest.raises(KeyboardInterrupt):
         heir.answer()
-    assert last.answer() == ["last"]
-    assert called.is_set()
-
-
-class _Interrupted:
-    """Stands for a ticket whose wait is interrupted."""
-
-    def __init__(self, ticket: object, wait: object) -> None:
-        self._ticket = ticket
-        self.wait = wait
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._ticket, name)
-
-    def __eq__(self, other: object) -> bool:
-        return self._ticket is other
-
-    def __hash__(self) -> int:
-        return hash(self._ticket)
+    assert last.answer().verdict is Verdict.CLAIMED
+    assert claim(store, "heir").verdict is Verdict.CLAIMED
 
 
 def test_an_interrupted_leader_does_not_interrupt_others(path: Path) -> None:
     """Ctrl-C is its own thread's: those it was writing for get an answer or a store error, not a KeyboardInterrupt."""
+    armed = threading.Event()
 
     def clock() -> float:
-        if threading.current_thread().name == "interrupted":
+        if armed.is_set() and threading.current_thread().name == "interrupted":
             raise KeyboardInterrupt
         return time.time()
 
     with SQLiteStore(path, clock=clock) as store:
         assert isinstance(store, SQLiteStore)
         with write_lock(path):
-            first = lead(store)
+            first = write_behind_a_lock(store)
             heir = Caller(lambda: claim(store, "heir"), name="interrupted")
-            queue_up(store, 1)
+            wait_for_queue(store, 1)
             others = [Caller(lambda n=n: claim(store, f"key {n}")) for n in range(4)]
-            queue_up(store, 5)
+            wait_for_queue(store, 5)
+            armed.set()
         assert first.answer().verdict is Verdict.CLAIMED
         with pytest.raises(KeyboardInterrupt):
             heir.answer()
@@ -236,16 +206,19 @@ def test_close_waits_for_who_is_on_the_way(path: Path) -> None:
     """What was submitted before close() is written before the file is closed."""
     store = SQLiteStore(path)
     with write_lock(path):
-        callers = [lead(store), *(Caller(lambda n=n: claim(store, f"key {n}")) for n in range(4))]
-        queue_up(store, 4)
+        callers = [
+            write_behind_a_lock(store),
+            *(Caller(lambda n=n: claim(store, f"key {n}")) for n in range(4)),
+        ]
+        wait_for_queue(store, 4)
         closing_it = Caller(store.close)
-        wait_until(lambda: store._closed)
+        assert closing_it.began.wait(20)
     assert [caller.answer().verdict for caller in callers] == [Verdict.CLAIMED] * 5
     closing_it.answer()
 
 
 def test_close_leaves_nobody_waiting(path: Path) -> None:
-    """A caller who was about to queue when the store was closed gets a store error, and soon."""
+    """A caller who was about to queue when the store was closed is served or gets a store error, but does not hang."""
     reading, go_on = threading.Event(), threading.Event()
 
     def clock() -> float:
@@ -255,15 +228,21 @@ def test_close_leaves_nobody_waiting(path: Path) -> None:
         return 2e9
 
     store = SQLiteStore(path, clock=clock)
-    claim(store, "lapsed", lease=-1.0)  # a claim that a reader finds, and that has to be written to be taken over
-    assert store._group.try_lead()  # somebody writes
+    claim(
+        store, "lapsed", lease=-1.0
+    )  # a claim that a reader finds, and that has to be written to be taken over
+    lead(store)  # somebody writes
     late = Caller(lambda: claim(store, "lapsed"), name="late")
     assert reading.wait(20)
-    store._group.hand_over()
-    store.close()
+    let_go(store)
+    closing_it = Caller(store.close)
+    closing_it.join(0.2)  # it may wait for who is on the way, or not
     go_on.set()
-    with pytest.raises(StoreError):
-        late.answer(5)
+    closing_it.answer(5)
+    late.join(5)
+    assert not late.is_alive()
+    assert late.error is None or isinstance(late.error, StoreError)
+    assert open_files(path) == []
 
 
 # Event loops
@@ -285,18 +264,17 @@ def test_a_failing_command_fails_its_own_task_only(store: SQLiteStore) -> None:
     assert [decision.verdict for decision in decisions] == [Verdict.CLAIMED] * 5  # type: ignore[attr-defined]
 
 
-def test_tasks_of_one_turn_are_written_together(store: SQLiteStore) -> None:
+def test_tasks_of_one_turn_are_written_together(store: SQLiteStore, path: Path) -> None:
     """64 tasks that claim at the same time cost one or two transactions, not 64."""
-    statements: list[str] = []
-    assert store._writer is not None
-    store._writer.set_trace_callback(statements.append)
+    claim(store, "k")
+    before = commits_in(path)
     verbs = store.for_asyncio()
 
     async def together() -> None:
         await asyncio.gather(*(verbs.claim(claim_of(f"key {n}")) for n in range(64)))
 
     asyncio.run(together())
-    assert statements.count("COMMIT") <= 2
+    assert commits_in(path) - before <= 2
 
 
 def test_a_cancelled_task_does_not_stop_its_command(store: SQLiteStore, path: Path) -> None:
@@ -306,8 +284,7 @@ def test_a_cancelled_task_does_not_stop_its_command(store: SQLiteStore, path: Pa
     async def cancel_while_waiting() -> None:
         with write_lock(path):
             task = asyncio.ensure_future(verbs.claim(wanted))
-            while not store._group._led:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(wait_for_leader, store)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -428,7 +405,9 @@ def process(receiver, id):
     return receiver.process(Message(id=id), lambda message: f"{message.id} by {os.getpid()}")
 """
 
-FORK_USE = FORK + """
+FORK_USE = (
+    FORK
+    + """
 receiver = Receiver(SQLiteStore(path))
 process(receiver, "before")
 
@@ -445,8 +424,11 @@ assert process(receiver, "in the parent").replayed
 receiver.close()
 print("fine")
 """
+)
 
-FORK_OUTLIVE = FORK + """
+FORK_OUTLIVE = (
+    FORK
+    + """
 receiver = Receiver(SQLiteStore(path))
 process(receiver, "before")
 wait_for_child, child_is_ready = pipe()
@@ -470,8 +452,11 @@ with Receiver(SQLiteStore(path)) as receiver:
     assert process(receiver, "late").replayed, "what the child was told is recorded has been lost"
 print("fine")
 """
+)
 
-FORK_DURING_WRITE = FORK + """
+FORK_DURING_WRITE = (
+    FORK
+    + """
 writing, go_on = threading.Event(), threading.Event()
 
 def clock():
@@ -494,8 +479,11 @@ assert process(receiver, "in the child").replayed
 receiver.close()
 print("fine")
 """
+)
 
-FORK_BARE = FORK + """
+FORK_BARE = (
+    FORK
+    + """
 store = SQLiteStore(path)
 claim(store, "before")
 wait_for_child, child_is_ready = pipe()
@@ -518,6 +506,7 @@ with SQLiteStore(path) as store:
     assert [claim(store, key) for key in ("before", "early", "late")] == ["busy"] * 3
 print("fine")
 """
+)
 
 
 @FORKS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +12,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.integration.sqlite_helpers import claim, claim_of, open_files, output_of, write_lock
+from tests.integration.sqlite_helpers import (
+    claim,
+    claim_of,
+    commits_in,
+    connections_opened,
+    files_in,
+    open_files,
+    output_of,
+    read_beside_a_write,
+    write_lock,
+)
 
 from effectonce import Message, Policy, Receiver
 from effectonce._blocking import run
@@ -45,13 +54,6 @@ def store(path: Path) -> Iterator[SQLiteStore]:
         yield store
 
 
-def writer_of(store: SQLiteStore) -> sqlite3.Connection:
-    """The connection that writes; the next verb opens it if need be."""
-    claim(store, "opens the connection")
-    assert store._writer is not None
-    return store._writer
-
-
 def must_not_run(_: Message) -> None:
     raise AssertionError("the handler ran")
 
@@ -61,11 +63,11 @@ def must_not_run(_: Message) -> None:
 
 def refused_untouched(path: Path, error: type[StoreError]) -> StoreError:
     """Check that a file is refused, without a byte of it or a file beside it changed, and let go of."""
-    before, beside = path.read_bytes(), sorted(os.listdir(path.parent))
+    before, beside = path.read_bytes(), files_in(path.parent)
     with pytest.raises(error) as refused:
         SQLiteStore(path)
     assert path.read_bytes() == before
-    assert sorted(os.listdir(path.parent)) == beside
+    assert files_in(path.parent) == beside
     assert str(path) in str(refused.value)
     return refused.value
 
@@ -114,23 +116,23 @@ def test_a_record_that_makes_no_sense_is_a_store_error(path: Path, column: str) 
         claim(store, "k")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute(f"UPDATE effectonce_records SET {column}")
-        for verb in (store.claim(claim_of("k")), store.get("k"), store.scan(), store.stats()):
+        for verb in (lambda: store.claim(claim_of("k")), lambda: store.get("k"), store.scan, store.stats):
             with pytest.raises(StoreError):
-                run(verb)
+                run(verb())
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     """A directory is not a file; the error names one that would do."""
     with pytest.raises(StoreMismatch, match=r"effects\.db"):
         SQLiteStore(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_a_missing_directory_is_not_made(tmp_path: Path) -> None:
     """A path whose directory does not exist is more likely a mistake than a wish."""
     with pytest.raises(StoreUnavailable, match="nowhere"):
         SQLiteStore(tmp_path / "nowhere" / "effects.db")
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 @LINUX
@@ -212,41 +214,59 @@ def test_after_a_lock_everything_goes_on(store: SQLiteStore, path: Path) -> None
     assert claim(store, "k").verdict is Verdict.CLAIMED
 
 
-def fill_up(store: SQLiteStore) -> None:
-    """Let the database not grow any more."""
-    writer = writer_of(store)
-    (pages,) = writer.execute("PRAGMA page_count").fetchone()
-    writer.execute(f"PRAGMA max_page_count = {pages}")
+class Disk:
+    """Says how large the database of a store may become."""
+
+    def __init__(self, connections: list[sqlite3.Connection]) -> None:
+        self._connections = connections
+
+    def fill_up(self) -> None:
+        """Let it not grow any more."""
+        (pages,) = self._connections[0].execute("PRAGMA page_count").fetchone()
+        self._limit(pages)
+
+    def make_room(self) -> None:
+        self._limit(1_000_000)
+
+    def _limit(self, pages: int) -> None:
+        for connection in self._connections:
+            connection.execute(f"PRAGMA max_page_count = {pages}")
 
 
-def make_room(store: SQLiteStore) -> None:
-    writer_of(store).execute("PRAGMA max_page_count = 1000000")
+@pytest.fixture
+def limited(path: Path) -> Iterator[tuple[SQLiteStore, Disk]]:
+    """A store, and the disk it is on."""
+    with connections_opened() as opened, SQLiteStore(path) as store:
+        assert isinstance(store, SQLiteStore)
+        yield store, Disk(opened)
 
 
-def test_a_full_disk_refuses_new_claims(store: SQLiteStore) -> None:
+def test_a_full_disk_refuses_new_claims(limited: tuple[SQLiteStore, Disk]) -> None:
     """When a claim can't be written its handler does not run; with room again, it does."""
+    store, disk = limited
     ran: list[str] = []
     messages = [Message(id=f"{number:04}" + "x" * 200) for number in range(1000)]
     with Receiver(store) as receiver:
-        fill_up(store)
+        disk.fill_up()
         done = 0
         with pytest.raises(StoreUnavailable, match="full"):
             for message in messages:
                 receiver.process(message, lambda m: ran.append(m.id))
                 done += 1
         assert ran == [message.id for message in messages[:done]]
-        make_room(store)
+        disk.make_room()
         assert receiver.process(messages[done], lambda m: ran.append(m.id)).status == "executed"
         assert len(ran) == done + 1
 
 
-def test_a_full_disk_after_the_effect_keeps_the_claim(store: SQLiteStore) -> None:
+def test_a_full_disk_after_the_effect_keeps_the_claim(limited: tuple[SQLiteStore, Disk]) -> None:
     """A result that can't be written is an error, the claim stays, and a retry does not run the effect again."""
+    store, disk = limited
     ran: list[str] = []
 
     def handler(message: Message) -> str:
         ran.append(message.id)
-        fill_up(store)
+        disk.fill_up()
         return "x" * 500_000
 
     with Receiver(store, policy=Policy(busy="reject")) as receiver:
@@ -256,8 +276,10 @@ def test_a_full_disk_after_the_effect_keeps_the_claim(store: SQLiteStore) -> Non
             with pytest.raises(InProgress):
                 receiver.process(Message(id="e-1"), handler)
         assert ran == ["e-1"]
-        make_room(store)
-        run(receiver._keeper.tick(store, receiver.flow.monotonic() + 60.0))  # the keeper carries the result home
+        disk.make_room()
+        run(
+            receiver._keeper.tick(store, receiver.flow.monotonic() + 60.0)
+        )  # the keeper carries the result home
         replayed = receiver.process(Message(id="e-1"), handler)
         assert (replayed.status, replayed.value) == ("replayed", "x" * 500_000)
         assert ran == ["e-1"]
@@ -272,7 +294,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
     )
     if not mounted or mounted.returncode:
-        pytest.skip("mounting a small file system needs Linux and root; max_page_count stands in for it above")
+        pytest.skip(
+            "mounting a small file system needs Linux and root; max_page_count stands in for it above"
+        )
     try:
         yield place
     finally:
@@ -304,42 +328,44 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
 # What is written, and how safely.
 
 
-@pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1), ("off", 0)])
-def test_durability_is_set_on_the_connections(path: Path, durability: str, level: int) -> None:
+@pytest.mark.parametrize(
+    ("url", "level"), [("?durability=full", 2), ("?durability=normal", 1), ("?durability=off", 0), ("", 2)]
+)
+def test_durability_is_set_on_every_connection(path: Path, url: str, level: int) -> None:
     """The promise of ``durability=`` is SQLite's own setting, on whichever connection writes; the journal is a WAL."""
-    with open_store(f"sqlite:///{path}?durability={durability}") as store:
+    with connections_opened() as opened, open_store(f"sqlite:///{path}{url}") as store:
         assert isinstance(store, SQLiteStore)
-        for connection in (writer_of(store), store._reader()):
+        claim(store, "k")
+        read_beside_a_write(store, "k")
+        assert len(opened) > 1
+        for connection in opened:
             assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
             assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_durability_is_full_unless_relaxed(store: SQLiteStore) -> None:
-    """Without a word about it, an answer survives power loss."""
-    assert writer_of(store).execute("PRAGMA synchronous").fetchone() == (2,)
+def test_duplicates_write_nothing(path: Path) -> None:
+    """Replays, busy answers and mismatches are read: nothing is committed and the files do not grow."""
+    with connections_opened() as opened, SQLiteStore(path) as store:
+        held = claim(store, "done").record
+        assert held is not None
+        done = Completion("done", held.owner, held.fence, State.COMPLETED, b"result", 3600.0)
+        assert run(store.complete(done)) is Ending.DONE
+        claim(store, "running")
 
+        def written() -> list[int]:
+            sizes = [file.stat().st_size for file in sorted(path.parent.iterdir())]
+            return [*sizes, commits_in(path), *(connection.total_changes for connection in opened)]
 
-def test_duplicates_write_nothing(store: SQLiteStore, path: Path) -> None:
-    """Replays, busy answers and mismatches are read: no transaction begins and the files do not grow."""
-    held = claim(store, "done").record
-    assert held is not None
-    done = Completion("done", held.owner, held.fence, State.COMPLETED, b"result", 3600.0)
-    assert run(store.complete(done)) is Ending.DONE
-    claim(store, "running")
-    statements: list[str] = []
-    writer = writer_of(store)
-    wal = path.with_name(path.name + "-wal")
-    before = writer.total_changes, wal.stat().st_size, path.stat().st_size
-    writer.set_trace_callback(statements.append)
-    for _ in range(50):
-        assert claim(store, "done").verdict is Verdict.REPLAY
-        assert claim(store, "running").verdict is Verdict.BUSY
-        assert claim(store, "done", fingerprint=b"other").verdict is Verdict.MISMATCH
-        run(store.get("done"))
-        run(store.scan())
-    writer.set_trace_callback(None)
-    assert (writer.total_changes, wal.stat().st_size, path.stat().st_size) == before
-    assert {statement.split()[0] for statement in statements} == {"SELECT"}
+        before = written()
+        for _ in range(50):
+            assert claim(store, "done").verdict is Verdict.REPLAY
+            assert claim(store, "running").verdict is Verdict.BUSY
+            assert claim(store, "done", fingerprint=b"other").verdict is Verdict.MISMATCH
+            assert claim(store, "unknown", may_create=False).verdict is Verdict.LATE
+            run(store.get("done"))
+            run(store.scan())
+            run(store.stats())
+        assert written() == before
 
 
 def test_the_write_ahead_log_does_not_grow_without_bound(store: SQLiteStore, path: Path) -> None:
@@ -376,7 +402,7 @@ def test_close_lets_go_of_everything(path: Path) -> None:
     store.close()
     assert open_files(path) == []
     assert [t.name for t in threading.enumerate() if t.name.startswith("effectonce-store")] == []
-    assert os.listdir(path.parent) == [path.name]
+    assert files_in(path.parent) == [path.name]
 
 
 @LINUX
@@ -385,37 +411,32 @@ def test_threads_that_end_leave_no_connection(path: Path) -> None:
     with SQLiteStore(path) as store:
         assert isinstance(store, SQLiteStore)
         claim(store, "k")
-        assert store._group.try_lead()  # somebody writes: everyone else reads on a connection of their own
         for _ in range(50):
-            thread = threading.Thread(target=lambda: run(store.get("k")))
-            thread.start()
-            thread.join()
-        open_now = len(open_files(path))
-        store._group.hand_over()
-    assert open_now < 20
+            read_beside_a_write(store, "k")
+        assert len(open_files(path)) < 20
 
 
 def test_a_path_may_be_relative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file without a directory is in the working directory, also after that has changed."""
     monkeypatch.chdir(path.parent)
     with SQLiteStore(path.name) as store:
+        assert isinstance(store, SQLiteStore)
         claim(store, "k")
-        monkeypatch.chdir(path.parent.parent)
+        (path.parent / "elsewhere").mkdir()
+        monkeypatch.chdir(path.parent / "elsewhere")
         assert claim(store, "k").verdict is Verdict.BUSY
-        thread_found: list[object] = []
-        thread = threading.Thread(target=lambda: thread_found.append(run(store.get("k"))))
-        thread.start()
-        thread.join()
-        assert thread_found != [None]
+        assert read_beside_a_write(store, "k") is not None
     assert path.exists()
 
 
-@pytest.mark.parametrize("name", ["with blank.db", "per%20cent.db", "què?.db", "#hash.db", "file:x.db", "a;b'c.db"])
+@pytest.mark.parametrize(
+    "name", ["with blank.db", "per%20cent.db", "què?.db", "#hash.db", "file:x.db", "a;b'c.db"]
+)
 def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
     """A path is a path: nothing in it is taken for a URI."""
     with SQLiteStore(tmp_path / name) as store:
         claim(store, "k")
-    assert os.listdir(tmp_path) == [name]
+    assert files_in(tmp_path) == [name]
 
 
 @pytest.mark.parametrize(
@@ -430,12 +451,14 @@ def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
         "sqlite:///e.db?wal=off",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_a_url_that_makes_no_sense_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     """Nothing is guessed, and no file is made."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
         open_store(url)
-    assert os.listdir(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 def test_errors_are_of_the_tree(path: Path) -> None:

@@ -38,10 +38,14 @@ class _Ticket(Generic[C, A]):
 
 
 class Group(Generic[C, A]):
-    """Runs ``write`` for one caller at a time, with everything that has queued up."""
+    """Runs ``write`` for one caller at a time, with everything that has queued up.
 
-    def __init__(self, write: Callable[[list[C]], list[A]]) -> None:
+    ``common`` are failures that no single command is to blame for: all who share the write get them at once.
+    """
+
+    def __init__(self, write: Callable[[list[C]], list[A]], common: tuple[type[Exception], ...]) -> None:
         self._write = write
+        self._common = common
         self._lock = threading.Lock()
         self._led = False
         self._queue: list[_Ticket[C, A]] = []
@@ -119,6 +123,12 @@ class Group(Generic[C, A]):
             served, self._queue = self._queue[:count], self._queue[count:]
         try:
             self._serve(served)
+        except BaseException:  # Ctrl-C in this thread is nobody else's: the next leader writes for them
+            served.remove(mine)
+            with self._lock:
+                self._queue[:0] = served
+            served = []
+            raise
         finally:
             self.hand_over()
             for ticket in served:
@@ -126,19 +136,16 @@ class Group(Generic[C, A]):
                     ticket.call()
 
     def _serve(self, tickets: list[_Ticket[C, A]]) -> None:
-        """Write for all; if that fails, for each alone, so that a bad command fails its own caller only."""
+        """Write for all; if a command is to blame for a failure, for each alone, so that it is its own caller's only."""
         try:
             answers = iter(self._write([command for ticket in tickets for command in ticket.commands]))
         except Exception as error:
-            if len(tickets) == 1:
-                tickets[0].error = error
+            if len(tickets) == 1 or isinstance(error, self._common):
+                for ticket in tickets:
+                    ticket.error = error
             else:
                 for ticket in tickets:
                     self._serve([ticket])
             return
-        except BaseException as error:
-            for ticket in tickets:
-                ticket.error = error
-            raise
         for ticket in tickets:
             ticket.answers = [next(answers) for _ in ticket.commands]

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from ..errors import StoreUnavailable
+
 C = TypeVar("C")
 A = TypeVar("A")
 
@@ -17,10 +19,16 @@ Settled = tuple["asyncio.Future[list[A]]", "list[A] | Exception"]
 
 
 class Handover(Generic[C, A]):
-    """Collects commands of event loops and executes them together on one thread, never on a loop."""
+    """Collects commands of event loops and executes them together on one thread, never on a loop.
 
-    def __init__(self, execute: Callable[[Sequence[C]], list[A]]) -> None:
+    ``is_common`` tells failures that no single command is to blame for: all who were executed together get them.
+    """
+
+    def __init__(
+        self, execute: Callable[[Sequence[C]], list[A]], is_common: Callable[[Exception], bool]
+    ) -> None:
         self._execute = execute
+        self._is_common = is_common
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="effectonce-store")
         self._lock = threading.Lock()
         self._inbox: list[Waiting[C, A]] = []
@@ -32,7 +40,10 @@ class Handover(Generic[C, A]):
         future: asyncio.Future[list[A]] = loop.create_future()
         with self._lock:
             if not self._draining:
-                self._thread.submit(self._drain)  # raises when it is closed, and then nothing is left waiting
+                try:
+                    self._thread.submit(self._drain)
+                except RuntimeError as error:
+                    raise StoreUnavailable("The store is closed, or the process is ending.") from error
                 self._draining = True
             self._inbox.append((commands, loop, future))
         return await future
@@ -60,8 +71,8 @@ class Handover(Generic[C, A]):
         try:
             answers = iter(self._execute([command for commands, _, _ in batch for command in commands]))
         except Exception as error:
-            if len(batch) == 1:
-                return [error]
+            if len(batch) == 1 or self._is_common(error):
+                return [error for _ in batch]
             return [answer for waiting in batch for answer in self._together([waiting])]
         return [[next(answers) for _ in commands] for commands, _, _ in batch]
 

@@ -1,8 +1,9 @@
 """Records in a SQLite file: the default. Survives kill -9 and, with ``durability="full"``, power loss.
 
-Threads share one writing connection by group commit (``_group``); several processes share the file by SQLite's own
-lock. A duplicate is answered by one SELECT and writes nothing. The clock is the machine's: all who can open the
-file with WAL are on one machine.
+A verb reads a record, lets the protocol decide, and writes the answer only if the record still is the one it read:
+one statement, one commit. Threads share one writing connection by group commit (``_group``); several processes
+share the file by SQLite's own lock. A duplicate is answered by one SELECT and writes nothing. The clock is the
+machine's: all who can open the file with WAL are on one machine.
 
 Nothing is indexed by expiry. A hand walks through the keys instead, a few rows with every few new claims, and
 forgets what has expired: the file stays bounded by its traffic, and no key pays for an index entry.
@@ -10,48 +11,45 @@ forgets what has expired: the file stays bounded by its traffic, and no key pays
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, decide_ending, decide_renewal, is_expired
-from .._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State
-from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
+from .._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State, make
+from ..errors import StoreMismatch, UsageError
 from ._group import Group
-from ._named import statements
 from ._readers import Readers
+from ._sqlite_file import SQL, DatabaseFile
 from .base import Features, Store, StoreStats
 
 if TYPE_CHECKING:
     from ._handover import Handover
 
-SQL = statements("sqlite.sql")
-SCHEMA = 1
-STATES = tuple(State)
-PURGE_EVERY, PURGE_ROWS = 8, 32
-"""Every eighth new claim looks at 32 rows: four times what was added."""
+STATES = {int(state): state for state in State}
+PURGE_EVERY, PURGE_ROWS = 16, 64
+"""Every sixteenth new claim passes 64 rows: four times what was added."""
 
 Durability = Literal["full", "normal", "off"]
 Answer = Any
-UNREAD = object()
-"""Stands for the answer of a command that has to write."""
+AGAIN: Answer = object()
+"""Stands for the answer of a command whose record was changed by another process between reading and writing."""
+READ, INSERT, REPLACE, END = (SQL[name] for name in ("read", "insert", "replace", "end"))
 
 
 class Purge(NamedTuple):
-    """Look at so many rows and forget the expired ones."""
+    """Pass so many rows and forget the expired ones."""
 
     rows: int
 
 
 class Look(NamedTuple):
-    """Read something, on a connection that never writes."""
+    """Read something."""
 
     read: Callable[[sqlite3.Connection], Any]
 
@@ -113,7 +111,7 @@ class _Verbs(Store):
 class SQLiteStore(_Verbs):
     """A store in the file ``path``.
 
-    durability    "full": an answer survives power loss; "normal": a crash of the process, "off": likewise, and
+    durability    "full": an answer survives power loss; "normal": a crash of the process; "off": likewise, and
                   power loss may corrupt the file
     busy_timeout  how many seconds to wait for another process's write before StoreUnavailable
     clock         the store's clock, in seconds
@@ -129,14 +127,15 @@ class SQLiteStore(_Verbs):
     ) -> None:
         if durability not in ("full", "normal", "off"):
             raise UsageError(f'durability={durability!r} must be "full", "normal" or "off".')
-        self.path = Path(path)
-        self._durability, self._busy_timeout, self._clock = durability, busy_timeout, clock
-        self._closed = False
-        self._since_purge = 0
+        self._file = DatabaseFile(path, durability, busy_timeout)
+        self._clock = clock
+        self._new_claims = 0
+        self._expect_new = True
         self._handover: Handover[Command, Answer] | None = None
-        self._starting = threading.Lock()
         self._start()
-        self._connect()
+        with self._file.errors():
+            self._writer = self._file.open_checked()
+        (self._hand,) = self._writer.execute(SQL["hand"]).fetchone()
         tell_of_forks(self)
 
     @classmethod
@@ -144,9 +143,7 @@ class SQLiteStore(_Verbs):
         """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``?durability=normal&busy_timeout=10``."""
         path = url.removeprefix("sqlite://").partition("?")[0]
         if not path.startswith("/") or path in ("/", "/:memory:"):
-            raise UsageError(
-                f"{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all."
-            )
+            raise UsageError(f"{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all.")
         known: dict[str, Any] = {"durability": str, "busy_timeout": float}
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
@@ -154,23 +151,40 @@ class SQLiteStore(_Verbs):
             raise UsageError(f"{url!r}: {error}. Known options are durability= and busy_timeout=.") from None
         return cls(path[1:], **chosen)
 
+    async def now(self) -> float:
+        """The store's clock."""
+        return self._clock()
+
     async def submit(self, commands: Sequence[Command]) -> list[Answer]:
         """Execute commands together, on the caller's own thread."""
         return self.execute(commands)
 
-    async def now(self) -> float:
-        """The store's clock."""
-        return self._clock()
+    async def claim(self, claim: Claim) -> Decision:
+        """Decide one claim: a duplicate by one read, a new key by one durable write."""
+        return cast("Decision", self._execute_one(claim))
+
+    async def complete(self, completion: Completion) -> Ending:
+        """End a claim; the answer comes when it is on the disk."""
+        return cast("Ending", self._execute_one(completion))
 
     def for_asyncio(self) -> Store:
         """The same verbs, executed on a thread."""
         return _OnThread(self)
 
+    def handover(self) -> Handover[Command, Answer]:
+        """The way from event loops to a thread; made when the first loop asks."""
+        with self._starting:
+            if self._handover is None:
+                from ._handover import Handover
+
+                self._handover = Handover(self.execute, _is_common)
+            return self._handover
+
     def close(self) -> None:
         """Close the file. What is on its way is finished first."""
-        if self._closed:
+        if self._file.closed:
             return
-        self._closed = True
+        self._file.closed = True
         if self._handover is not None:
             self._handover.close()
         self._rest()
@@ -178,7 +192,7 @@ class SQLiteStore(_Verbs):
         self._group.hand_over()
 
     def before_fork(self) -> None:
-        """Close every connection: SQLite's record of a process's locks must be empty when it forks."""
+        """Close every connection: SQLite's account of a process's locks must be empty when it forks."""
         self._rest()
 
     def after_fork(self, *, in_child: bool) -> None:
@@ -189,23 +203,10 @@ class SQLiteStore(_Verbs):
             self._readers.resume()
             self._group.hand_over()
 
-    def handover(self) -> Handover[Command, Answer]:
-        """The way from event loops to a thread; made when the first loop asks."""
-        with self._starting:
-            if self._closed:
-                raise StoreUnavailable(f"The store {self.path} is closed.")
-            if self._handover is None:
-                from ._handover import Handover
-
-                self._handover = Handover(self.execute)
-            return self._handover
-
-    # Connections
-
     def _start(self) -> None:
         self._writer: sqlite3.Connection | None = None
-        self._readers = Readers(self._open)
-        self._group: Group[Command, Answer] = Group(self._write)
+        self._readers = Readers(self._file.open)
+        self._group: Group[Command, Answer] = Group(self._write, (sqlite3.OperationalError,))
         self._handover = None
         self._starting = threading.Lock()
 
@@ -217,180 +218,156 @@ class SQLiteStore(_Verbs):
             self._writer.close()
             self._writer = None
 
-    def _connect(self) -> None:
-        """Open the writing connection, and make or check the schema."""
-        self._check_path()
-        with _store_errors(self.path):
-            connection = self._open()
-            self._patiently(self._prepare, connection)
-            self._writer = connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Look whose file this is. Tried again from the start when another process is just making it."""
-        tables = {
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        }
-        if "effectonce_meta" not in tables:
-            if tables:
-                raise StoreMismatch(
-                    f"{self.path} belongs to another program (it has the table {min(tables)}). Nothing was changed. "
-                    "Name another file."
-                )
-            connection.execute("PRAGMA journal_mode = WAL")
-            self._in_transaction(connection, self._create)
-        (version,) = connection.execute(SQL["version"]).fetchone() or (None,)
-        if version != SCHEMA:
-            raise StoreMismatch(
-                f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
-                "Use the effectonce that wrote it, or newer."
-            )
-
-    def _check_path(self) -> None:
-        if self.path.is_dir():
-            raise StoreMismatch(
-                f"{self.path} is a directory. Name a file in it, such as {self.path / 'effects.db'}."
-            )
-        if not self.path.absolute().parent.is_dir():
-            raise StoreUnavailable(
-                f"There is no directory {self.path.absolute().parent} to keep {self.path.name} in."
-            )
-
-    def _create(self, connection: sqlite3.Connection) -> None:
-        for statement in SQL["schema"].split(";"):
-            connection.execute(statement)
-
-    def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
-        connection.execute(f"PRAGMA synchronous = {self._durability}")
-        return connection
-
     # Execution
 
     def execute(self, commands: Sequence[Command]) -> list[Answer]:
-        """Execute commands together on this thread."""
-        with _store_errors(self.path):
+        """Execute commands together on this thread: at once when nobody is writing, else with the next write."""
+        try:
             if self._group.try_lead():
                 try:
-                    return self._complete(commands, self._read(self._writing(), commands), self._write)
+                    looked = self._file.patiently(self._by_reading, self._writing(), commands)
+                    return self._filled(looked, commands, self._write)
                 finally:
                     self._group.hand_over()
             with self._readers.lend() as reader:
-                answers = self._read(reader, commands)
-            return self._complete(commands, answers, self._group.submit)
+                looked = self._file.patiently(self._by_reading, reader, commands)
+            return self._filled(looked, commands, self._group.submit)
+        except sqlite3.Error as error:
+            raise self._file.translated(error) from error
 
-    def _read(self, connection: sqlite3.Connection, commands: Sequence[Command]) -> list[Answer]:
-        return [self._patiently(self._by_reading, connection, command) for command in commands]
+    def _execute_one(self, command: Command) -> Answer:
+        """The same for one command: when nobody is in the way it is a statement or two and nothing else."""
+        group = self._group
+        if not group.try_lead():
+            return self.execute((command,))[0]
+        try:
+            connection = self._writer
+            if connection is not None and self._new_claims < PURGE_EVERY:
+                answer = PERFORM[type(command)](self, connection, command, self._clock())
+                if answer is not AGAIN:
+                    return answer
+            return self._write((command,))[0]
+        except sqlite3.Error:  # perhaps somebody was in the way; what failed has changed nothing
+            return self._again(command)
+        finally:
+            group.hand_over()
 
-    def _complete(
-        self,
-        commands: Sequence[Command],
-        answers: list[Answer],
-        write: Callable[[list[Command]], list[Answer]],
+    def _again(self, command: Command) -> Answer:
+        with self._file.errors():
+            return self._write((command,))[0]
+
+    def _by_reading(self, reader: sqlite3.Connection, commands: Sequence[Command]) -> list[Answer]:
+        """Answer what needs no write, without waiting for the one on its way."""
+        return [self._look(reader, command) for command in commands]
+
+    def _filled(
+        self, answers: list[Answer], commands: Sequence[Command], write: Callable[[list[Command]], list[Answer]]
     ) -> list[Answer]:
-        """Fill in the answers that reading could not give, by writing."""
-        rest = [index for index, answer in enumerate(answers) if answer is UNREAD]
-        if rest:
-            for index, answer in zip(rest, write([commands[index] for index in rest]), strict=True):
-                answers[index] = answer
-        return answers
+        """Add the answers that reading could not give, by writing."""
+        rest = [command for command, answer in zip(commands, answers, strict=True) if answer is AGAIN]
+        written = iter(write(rest)) if rest else iter(())
+        return [next(written) if answer is AGAIN else answer for answer in answers]
 
-    def _by_reading(self, connection: sqlite3.Connection, command: Command) -> Answer:
-        if type(command) is Claim:
-            record = _read(connection, command.key)
-            if record is not None:
-                decision = decide_claim(record, command, self._clock(), 0)
-                return decision if decision.record is record else UNREAD
-        elif type(command) is Look:
-            return command.read(connection)
-        return UNREAD
+    def _look(self, reader: sqlite3.Connection, command: Command) -> Answer:
+        if type(command) is Look:
+            return command.read(reader)
+        record = _read(reader, command.key) if type(command) is Claim else None
+        if record is None:
+            return AGAIN
+        decision = decide_claim(record, cast("Claim", command), self._clock(), 0)
+        return decision if decision.record is record else AGAIN
 
     def _writing(self) -> sqlite3.Connection:
         if self._writer is None:
-            self._connect()
-        assert self._writer is not None
+            self._writer = self._file.open_checked()
         return self._writer
 
-    def _write(self, commands: list[Command]) -> list[Answer]:
-        """Execute commands in one transaction. Only the leader of the group comes here."""
+    def _write(self, commands: Sequence[Command]) -> list[Answer]:
+        """Execute commands, in one transaction if they are several. Only the leader of the group comes here."""
         connection = self._writing()
-        return cast("list[Answer]", self._in_transaction(connection, self._perform, commands))
+        rides_along = self._new_claims >= PURGE_EVERY and type(commands[0]) is Completion
+        if len(commands) > 1 or rides_along or type(commands[0]) is Purge:
+            return cast("list[Answer]", self._file.in_transaction(connection, self._perform_all, commands))
+        return [self._file.patiently(self._perform, connection, commands[0])]
 
-    def _perform(self, connection: sqlite3.Connection, commands: list[Command]) -> list[Answer]:
-        now = self._clock()
-        return [EXECUTE[type(command)](self, connection, command, now) for command in commands]
+    def _perform_all(self, connection: sqlite3.Connection, commands: Sequence[Command]) -> list[Answer]:
+        answers = [self._perform(connection, command) for command in commands]
+        if self._new_claims >= PURGE_EVERY:
+            self._perform_purge(connection, Purge(self._new_claims * PURGE_ROWS // PURGE_EVERY), self._clock())
+            self._new_claims = 0
+        return answers
 
-    def _in_transaction(self, connection: sqlite3.Connection, action: Callable[..., Any], *args: Any) -> Any:
-        self._patiently(connection.execute, "BEGIN IMMEDIATE")
-        try:
-            result = action(connection, *args)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:  # a full disk has rolled back by itself
-                connection.execute("ROLLBACK")
-            raise
-        return result
+    def _perform(self, connection: sqlite3.Connection, command: Command) -> Answer:
+        answer = AGAIN
+        while answer is AGAIN:
+            answer = PERFORM[type(command)](self, connection, command, self._clock())
+        return answer
 
-    def _patiently(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Try until nobody else is in the way. SQLite's own waiting looks only every 0.1 s; this looks more often."""
-        deadline, pause = 0.0, 0.0002
-        while True:
+    # What each command does
+
+    def _perform_claim(self, connection: sqlite3.Connection, claim: Claim, now: float) -> Answer:
+        """Expect what the last claim met: a new key costs one INSERT then, a known one a SELECT."""
+        busy = None
+        if self._expect_new and claim.may_create:
             try:
-                return action(*args)
-            except sqlite3.OperationalError as error:
-                now = time.monotonic()
-                deadline = deadline or now + self._busy_timeout
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now >= deadline:
-                    raise
-            time.sleep(pause * random.random())
-            pause = min(pause * 1.5, 0.005)
-
-    # What each command does inside the transaction
-
-    def _execute_claim(self, connection: sqlite3.Connection, claim: Claim, now: float) -> Decision:
+                granted = _inserted(connection, claim, now)
+                if granted is not None:
+                    self._new_claims += 1
+                    return granted
+            except sqlite3.OperationalError as error:  # a duplicate does not need the lock that is missing
+                busy = error
         record = _read(connection, claim.key)
-        floor = 0 if record else connection.execute(SQL["floor"]).fetchone()[0]
-        decision = decide_claim(record, claim, now, floor)
-        if decision.record is not None and decision.record is not record:
-            connection.execute(SQL["write"], _row(decision.record))
-            self._since_purge += record is None
-            if self._since_purge >= PURGE_EVERY:
-                self._since_purge = 0
-                self._execute_purge(connection, Purge(PURGE_ROWS), now)
-        return decision
+        self._expect_new = record is None
+        if record is None and claim.may_create:
+            if busy is not None:
+                raise busy
+            return AGAIN
+        decision = decide_claim(record, claim, now, 0)
+        after = decision.record
+        if after is None or record is None or after is record:
+            return decision
+        return decision if _replaced(connection, record, after) else AGAIN
 
-    def _execute_renewal(self, connection: sqlite3.Connection, renewal: Renewal, now: float) -> bool:
-        renewed = decide_renewal(_read(connection, renewal.key), renewal, now)
-        if renewed is not None:
-            connection.execute(SQL["write"], _row(renewed))
-        return renewed is not None
+    def _perform_renewal(self, connection: sqlite3.Connection, renewal: Renewal, now: float) -> Answer:
+        record = _read(connection, renewal.key)
+        renewed = decide_renewal(record, renewal, now)
+        if record is None or renewed is None:
+            return False
+        return True if _replaced(connection, record, renewed) else AGAIN
 
-    def _execute_completion(
-        self, connection: sqlite3.Connection, completion: Completion, now: float
-    ) -> Ending:
-        record = _read(connection, completion.key)
+    def _perform_completion(self, connection: sqlite3.Connection, completion: Completion, now: float) -> Answer:
+        key, owner, fence, state, result, keep = completion
+        if owner and connection.execute(END, (key, owner, fence, state, result, now + keep)).rowcount:
+            return Ending.DONE
+        record = _read(connection, key)
         ending, after = decide_ending(record, completion, now)
-        if after is not None and after is not record:
-            connection.execute(SQL["write"], _row(after))
-        return ending
+        if record is None or after is None or after is record:
+            return ending
+        return ending if _replaced(connection, record, after) else AGAIN
 
-    def _execute_purge(self, connection: sqlite3.Connection, purge: Purge, now: float) -> int:
+    def _perform_purge(self, connection: sqlite3.Connection, purge: Purge, now: float) -> int:
+        """Always inside a transaction: nobody may revive a record between the look and the delete."""
         if purge.rows < 1:
             return 0
-        (hand,) = connection.execute(SQL["hand"]).fetchone()
-        seen = [_record(*row) for row in connection.execute(SQL["look"], (hand, purge.rows))]
-        expired = [record for record in seen if is_expired(record, now)]
+        passed = connection.execute(SQL["pass"], (self._hand, purge.rows)).fetchall()
+        self._hand = passed[-1][0] if len(passed) == purge.rows else ""
+        expired = [row for row in passed if row[5] <= now and is_expired(_outline(*row), now)]
         if expired:
-            connection.executemany(SQL["forget"], [(record.key,) for record in expired])
-            connection.execute(SQL["raise_floor"], (max(record.fence for record in expired),))
-        connection.execute(SQL["move_hand"], (seen[-1].key if len(seen) == purge.rows else "",))
+            connection.executemany(SQL["forget"], [(row[0],) for row in expired])
+            connection.execute(SQL["raise_floor"], (max(row[2] for row in expired),))
+            connection.execute(SQL["keep_hand"], (self._hand,))
         return len(expired)
 
+    def _perform_look(self, connection: sqlite3.Connection, look: Look, now: float) -> Answer:
+        return look.read(connection)
 
-EXECUTE: dict[type, Callable[..., Answer]] = {
-    Claim: SQLiteStore._execute_claim,
-    Renewal: SQLiteStore._execute_renewal,
-    Completion: SQLiteStore._execute_completion,
-    Purge: SQLiteStore._execute_purge,
+
+PERFORM: dict[type, Callable[..., Answer]] = {
+    Claim: SQLiteStore._perform_claim,
+    Renewal: SQLiteStore._perform_renewal,
+    Completion: SQLiteStore._perform_completion,
+    Purge: SQLiteStore._perform_purge,
+    Look: SQLiteStore._perform_look,
 }
 
 
@@ -407,8 +384,16 @@ class _OnThread(_Verbs):
         return await self._store.now()
 
 
+def _is_common(error: Exception) -> bool:
+    """Whether the file could not be written at all, as opposed to one command."""
+    return isinstance(error.__cause__, sqlite3.OperationalError)
+
+
+# Records and rows. What is empty in a record is NULL in a row, which takes no room.
+
+
 def _read(connection: sqlite3.Connection, key: str) -> Record | None:
-    row = connection.execute(SQL["read"], (key,)).fetchone()
+    row = connection.execute(READ, (key,)).fetchone()
     return None if row is None else _record(key, *row)
 
 
@@ -424,27 +409,46 @@ def _record(
     expires_at: float,
     once: int,
 ) -> Record:
-    return Record(
-        key,
-        STATES[state],
-        owner or NOBODY,
-        fence,
-        fingerprint or b"",
-        lease_until or 0.0,
-        attempts,
-        result,
-        expires_at,
+    fields = (
+        key, STATES.get(state) or _unknown(state), owner or NOBODY, fence, fingerprint or b"", lease_until or 0.0, attempts, result, expires_at,
         once == 1,
-    )
+    )  # fmt: skip
+    return make(Record, fields)
+
+
+def _unknown(state: int) -> State:
+    if state == State.ABSENT:  # the one state that is false
+        return State.ABSENT
+    raise StoreMismatch(f"A record is in state {state}, which this effectonce does not know. Use a newer one.")
+
+
+def _outline(
+    key: str, state: int, fence: int, lease_until: float | None, attempts: int, expires_at: float, once: int
+) -> Record:
+    """A record without what a purge need not know."""
+    return _record(key, state, None, fence, None, lease_until, attempts, None, expires_at, once)
 
 
 def _row(record: Record) -> tuple[Any, ...]:
-    """A record as columns; what is empty is NULL, which takes no room."""
     key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once = record
     return (
-        key, int(state), owner or None, fence, fingerprint or None, lease_until or None, attempts, result, expires_at,
-        int(once),
+        key, state, owner or None, fence, fingerprint or None, lease_until or None, attempts, result, expires_at, once,
     )  # fmt: skip
+
+
+def _inserted(connection: sqlite3.Connection, claim: Claim, now: float) -> Decision | None:
+    """Grant a claim of an unknown key; None when the key is known."""
+    decision = decide_claim(None, claim, now, 0)
+    assert decision.record is not None
+    row = connection.execute(INSERT, _row(decision.record)).fetchone()
+    if row is None:
+        return None
+    return decision if row[0] == decision.record.fence else decide_claim(None, claim, now, row[0] - 1)
+
+
+def _replaced(connection: sqlite3.Connection, before: Record, after: Record) -> bool:
+    same = (before.fence, before.state, before.owner or None, before.lease_until or None)
+    return connection.execute(REPLACE, (*_row(after), *same)).rowcount == 1
 
 
 def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit: int) -> list[Record]:
@@ -452,50 +456,19 @@ def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit
         rows = connection.execute(SQL["scan"], (after, limit))
     else:
         unfinished = state in (State.PENDING, State.IN_DOUBT)
-        rows = connection.execute(
-            SQL["scan_unfinished" if unfinished else "scan_state"], (state, after, limit)
-        )
+        rows = connection.execute(SQL["scan_unfinished" if unfinished else "scan_state"], (state, after, limit))
     return [_record(*row) for row in rows]
 
 
 def _stats(connection: sqlite3.Connection, now: float) -> StoreStats:
     census = connection.execute(SQL["census"], (now,)).fetchall()
-    (pages,), (page_size,) = (
-        connection.execute("PRAGMA page_count").fetchone(),
-        connection.execute("PRAGMA page_size").fetchone(),
-    )
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (page_size,) = connection.execute("PRAGMA page_size").fetchone()
     leases = [lease - now for state, _, _, lease in census if state == State.PENDING and lease is not None]
     return StoreStats(
         keys=sum(count for _, count, _, _ in census),
         bytes=pages * page_size,
-        by_state={STATES[state].name: count for state, count, _, _ in census},
+        by_state={(STATES.get(state) or _unknown(state)).name: count for state, count, _, _ in census},
         oldest_pending_lease=min(leases, default=None),
         expired=sum(expired for _, _, expired, _ in census),
     )
-
-
-@contextmanager
-def _store_errors(path: Path) -> Iterator[None]:
-    """Turn what sqlite3 raises into errors of the tree."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _translated(path, error) from error
-
-
-def _translated(path: Path, error: sqlite3.Error) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
-    if code in NOT_OURS or "no such table" in str(error):
-        return StoreMismatch(
-            f"{path} can't be used as a store: {error}. Nothing was changed; name another file."
-        )
-    return StoreUnavailable(f"{path} did not take the command: {error}. {ADVICE.get(code, 'Try again.')}")
-
-
-NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
-ADVICE = {
-    sqlite3.SQLITE_BUSY: "Another process holds the write lock; try again, or raise busy_timeout=.",
-    sqlite3.SQLITE_FULL: "The disk is full; make room, then try again with the same key.",
-    sqlite3.SQLITE_READONLY: "Give this process the right to write the file and its directory.",
-    sqlite3.SQLITE_CANTOPEN: "Check that the path exists and that this process may read and write it.",
-}

@@ -1,4 +1,4 @@
--- Named statements of the SQLite store. `-- name:` begins each; columns are in the order of Record.
+-- Named statements of the SQLite store. `-- name:` begins each.
 
 -- name: schema
 CREATE TABLE IF NOT EXISTS effectonce_meta (
@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS effectonce_meta (
     value ANY
 ) STRICT, WITHOUT ROWID;
 
--- The long columns come last, so that a purge reads no results.
+-- The long column comes last, so that a purge reads no results.
 CREATE TABLE IF NOT EXISTS effectonce_records (
     key         TEXT PRIMARY KEY NOT NULL,
     state       INTEGER NOT NULL,
@@ -25,6 +25,9 @@ CREATE INDEX IF NOT EXISTS effectonce_unfinished ON effectonce_records (state, k
 
 INSERT OR IGNORE INTO effectonce_meta VALUES ('schema', 1), ('floor', 0), ('hand', '');
 
+-- name: tables
+SELECT name FROM sqlite_master WHERE type = 'table';
+
 -- name: version
 SELECT value FROM effectonce_meta WHERE name = 'schema';
 
@@ -32,32 +35,42 @@ SELECT value FROM effectonce_meta WHERE name = 'schema';
 SELECT state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once
 FROM effectonce_records WHERE key = ?;
 
--- name: write
+-- A new record, above every fence that was ever given out for a record that is gone.
+-- name: insert
 INSERT INTO effectonce_records (key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (key) DO UPDATE SET
-    state = excluded.state, owner = excluded.owner, fence = excluded.fence, fingerprint = excluded.fingerprint,
-    lease_until = excluded.lease_until, attempts = excluded.attempts, result = excluded.result,
-    expires_at = excluded.expires_at, once = excluded.once;
+SELECT ?1, ?2, ?3, ?4 + value, ?5, ?6, ?7, ?8, ?9, ?10 FROM effectonce_meta WHERE name = 'floor'
+ON CONFLICT (key) DO NOTHING
+RETURNING fence;
 
--- name: floor
-SELECT value FROM effectonce_meta WHERE name = 'floor';
+-- Only if the record still is the one that was read.
+-- name: replace
+UPDATE effectonce_records
+SET state = ?2, owner = ?3, fence = ?4, fingerprint = ?5, lease_until = ?6, attempts = ?7, result = ?8,
+    expires_at = ?9, once = ?10
+WHERE key = ?1 AND fence = ?11 AND state = ?12 AND owner IS ?13 AND lease_until IS ?14;
 
--- name: raise_floor
-UPDATE effectonce_meta SET value = max(value, ?) WHERE name = 'floor';
+-- The untroubled end of a claim, by its holder. Whatever else a completion meets is read and decided.
+-- name: end
+UPDATE effectonce_records
+SET state = ?4, owner = NULL, lease_until = NULL, result = ?5, expires_at = ?6
+WHERE key = ?1 AND owner = ?2 AND fence = ?3 AND state = 1;
 
 -- name: hand
 SELECT value FROM effectonce_meta WHERE name = 'hand';
 
--- name: move_hand
-UPDATE effectonce_meta SET value = ? WHERE name = 'hand';
-
--- name: look
-SELECT key, state, owner, fence, fingerprint, lease_until, attempts, NULL, expires_at, once
-FROM effectonce_records WHERE key > ? ORDER BY key LIMIT ?;
+-- The rows that the hand passes, with what a purge has to know of them.
+-- name: pass
+SELECT key, state, fence, lease_until, attempts, expires_at, once
+FROM effectonce_records WHERE key > ?1 ORDER BY key LIMIT ?2;
 
 -- name: forget
 DELETE FROM effectonce_records WHERE key = ?;
+
+-- name: raise_floor
+UPDATE effectonce_meta SET value = max(value, ?) WHERE name = 'floor';
+
+-- name: keep_hand
+UPDATE effectonce_meta SET value = ? WHERE name = 'hand';
 
 -- name: scan
 SELECT key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once

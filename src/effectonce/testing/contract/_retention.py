@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from ..._records import Claim, Ending, State, Verdict
 from ._subject import ASKED, LONG, OTHER, A, B, Subject
 from ._suite import ROUNDS, Suite
+
+TRAFFIC = 600
+"""Keys that come and go, one a second."""
 
 
 class Retention(Suite):
@@ -143,6 +148,18 @@ class Retention(Suite):
         self.finish(subject, "k")
         self.advance(subject, self.keep + self.purge_delay)
         assert subject.purge(0) == 0
+
+    def test_traffic_alone_keeps_the_store_bounded(self, subject: Subject) -> None:
+        """Without anyone calling purge, new claims pay for forgetting old ones: size follows traffic."""
+        if not subject.has_manual_clock:
+            pytest.skip("the store has a clock of its own")
+        sizes = []
+        for number in range(TRAFFIC):
+            self.finish(subject, f"{number * 7919 % 100_003:06}")
+            self.advance(subject, 1.0)
+            if number % 100 == 99:
+                sizes.append(subject.stats().keys)
+        assert max(sizes) <= 3 * (self.lease + self.keep + self.purge_delay)
 
     def test_purge_beside_traffic_loses_nothing_that_lives(self, subject: Subject) -> None:
         """While expired records are forgotten, everyone else gets the answers they would have got anyway."""

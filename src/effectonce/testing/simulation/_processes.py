@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from ..._keeper import Keeper
 from ..._receiver import Receiver
 from ..._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State
-from ...errors import LeaseLost, StoreUnavailable
+from ...errors import LeaseLost, StoreError, StoreUnavailable
 from ...stores.base import Store, StoreStats
 from ._digests import Digester
 
@@ -239,6 +239,7 @@ class Simulated:
 
     awaits = True
     cancelled: tuple[type[BaseException], ...] = (Cancelled,)
+    trouble: tuple[type[BaseException], ...] = (StoreError, Cancelled)
 
     def __init__(self, process: Process) -> None:
         self.store: Store = process.store
@@ -297,8 +298,8 @@ class _WaitFor(NamedTuple):
 class _HandKeeper(Keeper):
     """The real keeper without its thread: the explorer says when it ticks."""
 
-    def _rouse(self, at: float) -> None:
-        pass
+    def rouse(self, attempt: Attempt) -> None:
+        """Nobody to rouse."""
 
 
 class Process:

@@ -33,6 +33,7 @@ def _deed(world: World, moment: Moment, action: Action) -> str:
         "start": f"{name} starts",
         "apply": f"{asked} is carried out",
         "copy": f"{asked} is carried out, and a copy of it stays in the network",
+        "hold": f"{name} is slow: it goes on only after the next step of the clock",
         "deliver": f"{name} gets the reply",
         "lose": f"the reply to {asked} is lost; {name} gets StoreUnavailable",
         "delay": f"{asked} hangs in the network; {name} gets StoreUnavailable",

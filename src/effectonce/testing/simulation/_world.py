@@ -33,6 +33,8 @@ from ._processes import (
 
 H = TypeVar("H", bound=Hashable)
 
+READS = ("get", "scan", "now")
+"""Verbs that change nothing: whether they arrive late or twice makes no difference."""
 SKEW = 1000.0
 """How far the local clocks of two processes are apart."""
 
@@ -61,6 +63,8 @@ class Scenario:
     copies: int = 0
     """Requests that the network delivers a second time, at any later moment."""
     cancels: int = 0
+    ticks: int = 0
+    """How often keepers look after leases that are due; a keeper that never does stands for a paused process."""
     purges: int = 0
     patience: float = 100.0
     """After so many seconds every lease is over."""
@@ -70,7 +74,7 @@ class Scenario:
     @property
     def faults(self) -> dict[str, int]:
         """How often each fault may happen."""
-        names = ("crashes", "losses", "copies", "cancels", "purges")
+        names = ("crashes", "losses", "copies", "cancels", "ticks", "purges")
         return {name: getattr(self, name) for name in names} | {step.name: step.times for step in self.steps}
 
 
@@ -89,7 +93,9 @@ class Actor(NamedTuple):
     replies: tuple[int | None, ...]
     """By task: the reply that is on its way, or what the store looked like when a pause began."""
     since: tuple[tuple[int, ...], ...]
-    """By task: how many finished records each key had had when it was started."""
+    """By task: how many finished records each key had had when it first asked for something."""
+    held: bool = False
+    """Whether what may happen inside of it waits for the next step of the clock."""
 
 
 RESTED = Actor(Family("nobody", (), 0.0).member(())[0], (), ())
@@ -241,51 +247,80 @@ class World:
     # What may happen next.
 
     def moves(self, moment: Moment) -> list[Action]:
-        """Everything that may happen next, what goes well before what goes wrong."""
-        found: list[Action] = []
+        """Everything that may happen next, without orders that come to the same.
+
+        Getting a reply, starting and waking up change nothing outside of a process, so between two steps of the clock
+        it is the same when they happen: at once, or else (``hold``) not before the next step of the clock. A process
+        that does several things at a time is excepted, because there they may change each other.
+        """
         left = dict(zip(self.fault_names, moment.left, strict=True))
-        faults: list[Action] = []
+        ticking = any(left[step.name] for step in self.scenario.steps)
+        found: list[Action] = []
         for index, actor in enumerate(moment.actors):
-            if actor.node is not None and not actor.node.resting:
-                self._moves_of(moment, index, actor, actor.node, left, found, faults)
+            if actor.node is None or actor.node.resting:
+                continue
+            own, inward = self._moves_of(moment, index, actor, actor.node, left)
+            if inward and self._does_one_thing(moment, actor.node, left):
+                if not actor.held:
+                    return [*own, Action("hold", index)] if ticking else own
+            else:
+                found += own
         found += [Action("arrive", slot=place) for place in range(len(moment.network))]
         found += [Action(step.name) for step in self.scenario.steps if left[step.name]]
         if left["purges"]:
             found.append(Action("purge"))
-        return found + faults
+        return found
 
     def _moves_of(
-        self,
-        moment: Moment,
-        index: int,
-        actor: Actor,
-        node: Node,
-        left: dict[str, int],
-        found: list[Action],
-        faults: list[Action],
-    ) -> None:
+        self, moment: Moment, index: int, actor: Actor, node: Node, left: dict[str, int]
+    ) -> tuple[list[Action], bool]:
+        """What one process may do or meet next, and whether some of it happens inside of it alone."""
+        found: list[Action] = []
+        inward = False
         for slot, request in enumerate(node.pending):
+            if request is None:
+                continue
             if isinstance(request, Start):
                 if not self._waits_for_twin(moment, index, slot):
                     found.append(Action("start", index, slot))
-            elif isinstance(request, Command | Effect):
+                    inward = True
+                continue
+            if isinstance(request, Command | Effect):
                 answered = actor.replies[slot] is not None
-                found.append(Action("deliver" if answered else "apply", index, slot))
-                if isinstance(request, Command):
-                    if left["losses"]:
-                        faults.append(Action("lose" if answered else "delay", index, slot))
-                    if left["copies"] and not answered:
-                        faults.append(Action("copy", index, slot))
-            elif request is not None and self._is_over(moment, actor, slot, request):
+                inward = inward or answered
+                found += self._fates(request, answered, index, slot, left)
+            elif self._is_over(moment, actor, slot, request):
                 found.append(Action("wake", index, slot))
-            if left["cancels"] and request is not None and slot < len(node.pending) - 1:
-                if not isinstance(request, Start):
-                    faults.append(Action("cancel", index, slot))
+                inward = True
+            if left["cancels"] and slot < len(node.pending) - 1:
+                found.append(Action("cancel", index, slot))
         found += [Action("interrupt", index, running.slot) for running in node.running if running.told]
-        if node.pending[-1] is None and node.renew_at <= moment.local_now:
+        if self._may_tick(moment, node, left):
             found.append(Action("tick", index, len(node.pending) - 1))
-        if left["crashes"] and node.started:
-            faults.append(Action("crash", index))
+        # A crashed worker is one that never goes on. So crashing it between a command and its reply shows nothing new.
+        if left["crashes"] and node.started and not inward:
+            found.append(Action("crash", index))
+        return found, inward
+
+    def _fates(
+        self, request: Command | Effect, answered: bool, index: int, slot: int, left: dict[str, int]
+    ) -> list[Action]:
+        """What may become of a request."""
+        found = [Action("deliver" if answered else "apply", index, slot)]
+        if isinstance(request, Command):
+            if left["losses"]:
+                found.append(Action("lose" if answered else "delay", index, slot))
+            if left["copies"] and not answered and request.verb not in READS:
+                found.append(Action("copy", index, slot))
+        return found
+
+    def _may_tick(self, moment: Moment, node: Node, left: dict[str, int]) -> bool:
+        return bool(left["ticks"]) and node.pending[-1] is None and node.renew_at <= moment.local_now
+
+    def _does_one_thing(self, moment: Moment, node: Node, left: dict[str, int]) -> bool:
+        busy = sum(request is not None for request in node.pending)
+        told = any(running.told for running in node.running)
+        return busy == 1 and not told and not self._may_tick(moment, node, left)
 
     def _waits_for_twin(self, moment: Moment, index: int, slot: int) -> bool:
         """Of two that do the same, the first starts first: the other order would only rename them."""
@@ -320,10 +355,6 @@ class World:
         return after
 
     def _do_start(self, moment: Moment, index: int, slot: int) -> Moment:
-        counts = tuple(len(ghost.done) for ghost in self.ghosts.values[moment.ghosts])
-        actor = moment.actors[index]
-        actor = actor._replace(since=_put(actor.since, slot, counts))
-        moment = moment._replace(actors=_put(moment.actors, index, actor))
         return self._feed(moment, index, Input("start", slot, moment.local_now))
 
     def _do_apply(self, moment: Moment, index: int, slot: int) -> Moment:
@@ -335,7 +366,12 @@ class World:
             assert isinstance(request, Command)
             moment, reply = self._carry_out(moment, self.commands.id(request), index)
         actor = moment.actors[index]
-        actor = actor._replace(replies=_put(actor.replies, slot, reply))
+        since = actor.since if actor.since[slot] else _put(actor.since, slot, self._counts(moment))
+        actor = actor._replace(replies=_put(actor.replies, slot, reply), since=since)
+        return moment._replace(actors=_put(moment.actors, index, actor))
+
+    def _do_hold(self, moment: Moment, index: int, slot: int) -> Moment:
+        actor = moment.actors[index]._replace(held=True)
         return moment._replace(actors=_put(moment.actors, index, actor))
 
     def _do_deliver(self, moment: Moment, index: int, slot: int) -> Moment:
@@ -364,7 +400,7 @@ class World:
         return self._feed(moment, index, Input("reply", slot, moment.local_now))
 
     def _do_tick(self, moment: Moment, index: int, slot: int) -> Moment:
-        return self._feed(moment, index, Input("tick", slot, moment.local_now))
+        return self._feed(self._spend(moment, "ticks"), index, Input("tick", slot, moment.local_now))
 
     def _do_interrupt(self, moment: Moment, index: int, slot: int) -> Moment:
         return self._feed(moment, index, Input("interrupt", slot, moment.local_now))
@@ -402,7 +438,7 @@ class World:
         request = _alive(moment, index).pending[slot]
         if not isinstance(request, Command) or moment.actors[index].replies[slot] is not None:
             return moment
-        if request.verb in ("get", "scan", "now"):
+        if request.verb in READS:
             return moment
         return moment._replace(network=tuple(sorted((*moment.network, self.commands.id(request)))))
 
@@ -480,6 +516,9 @@ class World:
         reply = None if number is None or pauses or kind != "reply" else self.replies.values[number]
         return _alive(moment, index).after(Input(kind, slot, moment.local_now, reply))
 
+    def _counts(self, moment: Moment) -> tuple[int, ...]:
+        return tuple(len(ghost.done) for ghost in self.ghosts.values[moment.ghosts])
+
     def _ghost(self, moment: Moment, key: str) -> Ghost:
         return self.ghosts.values[moment.ghosts][self._keys.index(key)]
 
@@ -504,7 +543,7 @@ class World:
     def _check_calls(self, moment: Moment, index: int, ended: Ended) -> None:
         task = self.scenario.processes[index][ended.slot]
         outcomes = ended.result if isinstance(ended.result, list) else [ended.result] * len(task.asks)
-        since = moment.actors[index].since[ended.slot]
+        since = moment.actors[index].since[ended.slot] or self._counts(moment)
         for asked, outcome in zip(task.asks, outcomes, strict=True):
             before, record = since[self._keys.index(asked.key)], self.record(moment, asked.key)
             ghost = self._ghost(moment, asked.key)

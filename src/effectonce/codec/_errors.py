@@ -1,0 +1,87 @@
+"""Errors that are remembered: an exception to bytes and back, without running its class's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from ..errors import RememberedError
+from ._hints import ANY
+from ._kinds import qualified
+from ._values import STORED, decode
+
+
+def encode_error(error: BaseException) -> bytes:
+    """The bytes of an exception: its class's name, message, arguments and attributes.
+
+    An argument or attribute that can't be encoded is kept as its text.
+    """
+    reduced: Any = _builtin_base(type(error)).__reduce__(error)
+    _, make, *state = reduced
+    stored = {
+        "type": qualified(type(error)),
+        "message": _text(error),
+        "make": [_or_text(item) for item in make],
+        "args": [_or_text(item) for item in error.args],
+        "state": {name: _or_text(item) for name, item in (state[0] if state else {}).items()},
+    }
+    return STORED.writer.write(stored)
+
+
+def decode_error(data: bytes, known: tuple[type[BaseException], ...]) -> BaseException:
+    """The exception again, if its class is one of ``known`` or derived from one; else a ``RememberedError``.
+
+    No ``__init__`` or ``__new__`` of the class itself runs, so odd signatures do no harm.
+    """
+    stored = decode(data)
+    for cls in _with_subclasses(known):
+        if qualified(cls) == stored["type"]:
+            try:
+                return _rebuilt(cls, **stored)
+            except Exception:
+                break
+    return RememberedError(stored["message"], error_type=stored["type"])
+
+
+def _rebuilt(
+    cls: type[BaseException], make: Any, args: Any, state: dict[str, Any], **_: Any
+) -> BaseException:
+    base = _builtin_base(cls)
+    error = base.__new__(cls, *make)
+    base.__init__(error, *make)
+    object.__setattr__(error, "args", tuple(args))
+    for name, value in state.items():
+        if hasattr(base, name):
+            object.__setattr__(error, name, value)
+        else:
+            error.__dict__[name] = value
+    str(error)
+    return error
+
+
+def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
+    # OSError, ImportError and others keep state outside ``__dict__``, which only their own C code can write.
+    base: Any = cls
+    while base.__module__ != "builtins":
+        base = base.__base__
+    return cast("type[BaseException]", base)
+
+
+def _with_subclasses(classes: Iterable[type[BaseException]]) -> Iterator[type[BaseException]]:
+    for cls in classes:
+        yield cls
+        yield from _with_subclasses(type.__subclasses__(cls))
+
+
+def _or_text(value: Any) -> Any:
+    try:
+        return STORED.pack(value, ANY, 0)
+    except Exception:
+        return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"<{qualified(type(value))}>"

@@ -1,0 +1,205 @@
+"""Values to trees of plain data and tags, and back: what a store remembers of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from ..errors import ResultUnavailable, Unencodable
+from ._hints import ANY, ITEM, KEY, VALUE, Candidate, Plan, plan_of
+from ._json import DEEPEST, Writer, parse, quoted
+from ._kinds import kind_of, qualified
+from ._leaves import LEAVES, Leaf
+
+LONGEST_INT = 4300
+"""Digits: Python's own limit, unless it is set to another, for integers that it prints and parses."""
+
+_BIG = 10**LONGEST_INT
+_UNTOUCHED: frozenset[type] = frozenset({str, bool, type(None)})
+_STR: frozenset[type] = frozenset({str})
+_COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_READERS = {leaf.tag: leaf.read for leaf in LEAVES.values()}
+
+
+def encode(value: Any, hint: Any = Any) -> bytes:
+    """The bytes from which ``decode`` with the same hint gives back the same value and type.
+
+    Raises ``Unencodable`` and nothing else.
+    """
+    if type(value) is str:
+        return quoted(value).encode("utf-8", "surrogatepass")
+    if value is None:
+        return b"null"
+    return STORED.encode("result", value, hint)
+
+
+def decode(data: bytes, hint: Any = Any) -> Any:
+    """The value that ``encode`` was given. Raises ``ResultUnavailable`` if the hint doesn't fit the data."""
+    try:
+        text = data.decode("utf-8", "surrogatepass")
+        tree = parse(text)
+        return _unpack(tree, plan_of(hint)) if '"$"' in text else tree
+    except Exception as error:
+        raise ResultUnavailable(
+            f"The stored result can't be read back as {hint!r} ({error!r}). If that type changed since the"
+            " result was stored, give the operation a new version."
+        ) from error
+
+
+# -- Packing ---------------------------------------------------------------------------------------------------
+
+Pack = Callable[[Any, Plan, int], Any]
+
+
+class Packer:
+    """Turns values into trees: what JSON can't say is tagged, and a class needs a plan that allows it."""
+
+    def __init__(self, writer: Writer, leaves: dict[str, Leaf]) -> None:
+        self.writer, self.leaves = writer, leaves
+        self.table: dict[type, Pack] = {
+            **{kind: partial(self.pack_collection, tag) for tag, kind in _COLLECTIONS.items()},
+            int: self.pack_int,
+            float: self.pack_float,
+            list: self.pack_list,
+            dict: self.pack_dict,
+        }
+
+    def encode(self, root: str, value: Any, hint: Any = Any) -> bytes:
+        """The bytes of a value. Raises ``Unencodable``, with a path that begins with ``root``, and nothing else."""
+        try:
+            data = self.writer.write_plain(value)
+            return self.writer.write(self.pack(value, plan_of(hint), 0)) if data is None else data
+        except Unencodable as error:
+            error.path = root + error.path
+            raise
+        except Exception as error:
+            raise Unencodable(root, type(value), f"reading it failed with {error!r}") from error
+
+    def pack(self, value: Any, plan: Plan, depth: int) -> Any:
+        """The tree of a value. ``depth`` is the number of containers around it."""
+        kind = type(value)
+        if kind in _UNTOUCHED:
+            return value
+        if depth > DEEPEST:
+            raise Unencodable("", kind, f"it lies more than {DEEPEST} levels deep, or contains itself")
+        pack = self.table.get(kind) or self._learn(kind)
+        return pack(value, plan, depth + 1)
+
+    def _learn(self, kind: type) -> Pack:
+        leaf = self.leaves.get(qualified(kind))
+        if leaf is None:
+            return self.pack_other
+        pack = self.table[kind] = lambda value, plan, depth: leaf.pack(value)
+        return pack
+
+    def pack_int(self, value: int, plan: Plan, depth: int) -> Any:
+        return value if -_BIG < value < _BIG else LEAVES["builtins:int"].pack(value)
+
+    def pack_float(self, value: float, plan: Plan, depth: int) -> Any:
+        return value if value - value == 0 else LEAVES["builtins:float"].pack(value)
+
+    def pack_list(self, value: Iterable[Any], plan: Plan, depth: int) -> list[Any]:
+        return self.pack_parts(enumerate(value), partial(plan.at, ITEM), _index, depth)
+
+    def pack_collection(self, tag: str, value: Iterable[Any], plan: Plan, depth: int) -> Any:
+        return {"$": [tag, self.pack_list(value, plan, depth)]}
+
+    def pack_dict(self, value: dict[Any, Any], plan: Plan, depth: int) -> Any:
+        if not _STR.issuperset(map(type, value)) or (len(value) == 1 and "$" in value):
+            return {"$": ["dict", self.pack_pairs(value, plan, depth)]}
+        return self.pack_members(value, partial(plan.at, VALUE), _member, depth)
+
+    def pack_pairs(self, value: dict[Any, Any], plan: Plan, depth: int) -> list[Any]:
+        keys = self.pack_parts(zip(value, value, strict=True), lambda _: plan.at(KEY), _member, depth)
+        items = self.pack_parts(value.items(), lambda key: plan.at(VALUE, _place(key)), _member, depth)
+        return list(map(list, zip(keys, items, strict=True)))
+
+    def pack_other(self, value: Any, plan: Plan, depth: int) -> Any:
+        """An instance of a class: of one that the plan allows, with what its kind says it consists of."""
+        candidate = plan.classes.get(type(value))
+        if candidate is None:
+            raise Unencodable("", type(value), _why_not(type(value)))
+        fields = candidate.kind.take(value) | candidate.kind.more(value)
+        return {"$": ["as", candidate.name, self.pack_members(fields, candidate.plan, attribute, depth)]}
+
+    def pack_members(
+        self, members: dict[str, Any], plan: Callable[[str], Plan], step: Callable[[str], str], depth: int
+    ) -> dict[str, Any]:
+        return dict(zip(members, self.pack_parts(members.items(), plan, step, depth), strict=True))
+
+    def pack_parts(
+        self,
+        parts: Iterable[tuple[Any, Any]],
+        plan: Callable[[Any], Plan],
+        step: Callable[[Any], str],
+        depth: int,
+    ) -> list[Any]:
+        """Each part packed, with its key as a step of the path of any error."""
+        packed = []
+        for key, value in parts:
+            try:
+                packed.append(self.pack(value, plan(key), depth))
+            except Unencodable as error:
+                error.path = step(key) + error.path
+                raise
+        return packed
+
+
+STORED = Packer(Writer(canonical=False), LEAVES)
+
+
+def _why_not(kind: type) -> str:
+    if kind_of(kind) is None:
+        return (
+            "it is neither plain data nor a class this library can rebuild. Return plain data or a dataclass"
+        )
+    return f"the type hint does not lead to exactly this class. Name {kind.__qualname__} in the annotation"
+
+
+def _place(key: Any) -> str | None:
+    return key if type(key) is str else None
+
+
+def _index(key: int) -> str:
+    return f"[{key}]"
+
+
+def attribute(key: str) -> str:
+    """The step to a field, in the path of an error."""
+    return f".{key}"
+
+
+def _member(key: Any) -> str:
+    return f".{key}" if type(key) is str and key.isidentifier() else f"[{key!r}]"
+
+
+# -- Unpacking -------------------------------------------------------------------------------------------------
+
+
+def _unpack(node: Any, plan: Plan) -> Any:
+    kind = type(node)
+    if kind is list:
+        return [_unpack(item, plan.at(ITEM, place)) for place, item in enumerate(node)]
+    if kind is not dict:
+        return node
+    if len(node) == 1 and "$" in node:
+        return _untagged(*node["$"], plan=plan)
+    return {name: _unpack(item, plan.at(VALUE, name)) for name, item in node.items()}
+
+
+def _untagged(tag: str, *body: Any, plan: Plan) -> Any:
+    if tag == "as":
+        name, fields = body
+        return _instance(plan.names[name], fields)
+    (node,) = body
+    if tag == "dict":
+        return {_unpack(key, plan.at(KEY)): _unpack(item, plan.at(VALUE, _place(key))) for key, item in node}
+    if tag in _COLLECTIONS:
+        return _COLLECTIONS[tag](_unpack(node, plan))
+    return _READERS[tag](node)
+
+
+def _instance(candidate: Candidate, fields: dict[str, Any]) -> Any:
+    values = {name: _unpack(item, candidate.plan(name)) for name, item in fields.items()}
+    return candidate.kind.make(candidate.cls, values)

@@ -1,0 +1,141 @@
+"""A SQLite file: opening it, making sure it is ours, waiting for others, and saying what went wrong."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import StoreError, StoreMismatch, StoreUnavailable
+from ._named import statements
+
+SQL = statements("sqlite.sql")
+SCHEMA = 1
+FIRST_PAUSE, LAST_PAUSE = 0.0002, 0.005
+"""Between two tries for a lock. SQLite's own waiting sleeps up to 0.1 s; a write takes a hundredth of that."""
+
+NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
+ADVICE = {
+    sqlite3.SQLITE_BUSY: "Another process holds the write lock; try again, or raise busy_timeout=.",
+    sqlite3.SQLITE_FULL: "The disk is full; make room, then try again with the same key.",
+    sqlite3.SQLITE_READONLY: "Give this process the right to write the file and its directory.",
+    sqlite3.SQLITE_CANTOPEN: "Check that the path exists and that this process may read and write it.",
+}
+
+
+class DatabaseFile:
+    """Opens connections to one file and speaks to them patiently."""
+
+    def __init__(self, path: str | Path, durability: str, busy_timeout: float) -> None:
+        self.path = Path(path).absolute()  # a process may change its directory
+        self.closed = False
+        self._durability = durability
+        self._busy_timeout = busy_timeout
+
+    def open(self) -> sqlite3.Connection:
+        """A connection that commits every statement by itself and never waits by itself."""
+        if self.closed:
+            raise StoreUnavailable(f"The store {self.path} is closed.")
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self.patiently(connection.execute, f"PRAGMA synchronous = {self._durability}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def open_checked(self) -> sqlite3.Connection:
+        """The same, after making the schema or checking that the file has ours."""
+        if self.path.is_dir():
+            example = self.path / "effects.db"
+            raise StoreMismatch(f"{self.path} is a directory. Name a file in it, such as {example}.")
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise StoreUnavailable(f"There is no directory {folder} to keep {self.path.name} in.")
+        connection = self.open()
+        try:
+            self.patiently(self._prepare, connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def patiently(self, action: Callable[..., Any], *args: Any) -> Any:
+        """Try until nobody else is in the way, at most ``busy_timeout``. What failed has changed nothing."""
+        try:
+            return action(*args)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error):
+                raise
+        return self._wait_for_others(action, args)
+
+    def in_transaction(self, connection: sqlite3.Connection, action: Callable[..., Any], *args: Any) -> Any:
+        """Do all of ``action(connection, *args)`` or nothing."""
+        self.patiently(connection.execute, "BEGIN IMMEDIATE")
+        try:
+            result = action(connection, *args)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # after a full disk SQLite has rolled back by itself
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn what sqlite3 raises into errors of the tree."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self.translated(error) from error
+
+    def translated(self, error: sqlite3.Error) -> StoreError:
+        """An error of the tree that says what to do."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+        if code in NOT_OURS or "no such table" in str(error):
+            what = f"{self.path} can't be used as a store: {error}."
+            return StoreMismatch(f"{what} Nothing was changed; name another file.")
+        return StoreUnavailable(f"{self.path} did not take the command: {error}. {ADVICE.get(code, 'Try again.')}")
+
+    def _wait_for_others(self, action: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        deadline = time.monotonic() + self._busy_timeout
+        pause = FIRST_PAUSE
+        while True:
+            time.sleep(pause * random.random())
+            pause = min(pause * 1.5, LAST_PAUSE)
+            try:
+                return action(*args)
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() >= deadline:
+                    raise
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Look whose file this is. Begun anew when another process is just making it."""
+        tables = {name for (name,) in connection.execute(SQL["tables"])}
+        if "effectonce_meta" not in tables:
+            if tables:
+                raise StoreMismatch(
+                    f"{self.path} belongs to another program (it has the table {min(tables)}). Nothing was changed. "
+                    "Name another file."
+                )
+            connection.execute("PRAGMA journal_mode = WAL")
+            self.in_transaction(connection, _create)
+        (version,) = connection.execute(SQL["version"]).fetchone() or (None,)
+        if version != SCHEMA:
+            raise StoreMismatch(
+                f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
+                "Use the effectonce that wrote it, or newer."
+            )
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    for statement in SQL["schema"].split(";"):
+        connection.execute(statement)
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
