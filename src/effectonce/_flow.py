@@ -221,6 +221,8 @@ class Flow:
             if ending.state is State.ABSENT:  # nothing to remember: the handler's own error says it best
                 return answers.failed(attempt, "failed", error)
             return self.store_error(call, unanswered)
+        if answer is FENCED and ending.state is not State.ABSENT:  # a remembered error is an answer like any other
+            return await self.overtaken(colour, call, attempt)
         return self.unfinished(attempt, ending, answer, error)
 
     def unfinished(

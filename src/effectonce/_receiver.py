@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -40,7 +41,7 @@ CLAIM_OPERATION = "claim"
 class Receiver:
     """Makes effects happen once. One per process and store is plenty; it is safe to share between threads and loops.
 
-    store      a URL (``sqlite:///effects.db``, ``memory://``) or a Store
+    store      a URL (``sqlite:///effects.db``, ``memory://``), the Path of a SQLite file, or a Store
     policy     how operations are treated unless they say otherwise
     consumer   who processes messages here: two consumers of the same message each have their own effect
     scope      whose keys these are (a tenant, an API key), unless a call says so
@@ -51,7 +52,7 @@ class Receiver:
 
     def __init__(
         self,
-        store: str | Store = DEFAULT_STORE,
+        store: str | os.PathLike[str] | Store = DEFAULT_STORE,
         *,
         policy: Policy | None = None,
         consumer: str = "",

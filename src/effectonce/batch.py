@@ -12,7 +12,7 @@ from ._answers import Call
 from ._attempt import CURRENT, Attempt
 from ._flow import Colour, Flow
 from ._messages import Outcome
-from ._records import Claim, Completion, Decision, Ending, Verdict
+from ._records import Claim, Completion, Decision, Ending, State, Verdict
 from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError
 
 MAX_SIZE = 1000
@@ -166,10 +166,10 @@ class _Piece:
             self.outcomes[index] = await self._ended(self.slots[index][0], ran[index], ending, answer)
 
     async def _ended(self, call: Call, ran: _Ran, ending: Completion, answer: Ending) -> Outcome[Any]:
+        if answer is Ending.FENCED and ending.state is not State.ABSENT:
+            return await self.flow.overtaken(self.colour, call, ran.attempt)
         if ran.error is not None:
             return self.flow.unfinished(ran.attempt, ending, answer, ran.error)
-        if answer is Ending.FENCED:
-            return await self.flow.overtaken(self.colour, call, ran.attempt)
         return self.flow.recorded(call, ran.attempt, ending, ran.value)
 
     async def _record_alone(self, index: int, ran: _Ran) -> None:

@@ -37,6 +37,7 @@ class Kill(NamedTuple):
     beside: bool = False
     """Another process has the file open all the while."""
     fault: str = ""
+    durability: str = "full"
 
 
 class Executioner:

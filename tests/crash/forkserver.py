@@ -13,7 +13,6 @@ Reads one JSON order a line from stdin, answers each with one line. Run with ``p
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -30,11 +29,8 @@ from typing import Any
 
 import effectonce
 
-from . import workloads
+from . import tracing, workloads
 
-TRACEME, SYSCALL, SETOPTIONS = 0, 24, 0x4200
-TRACESYSGOOD, EXITKILL = 0x1, 0x100000
-SYSCALL_STOP = signal.SIGTRAP | 0x80
 PACKAGE = str(Path(effectonce.__file__).parent)
 
 Order = dict[str, Any]
@@ -42,10 +38,10 @@ Order = dict[str, Any]
 
 def main() -> None:
     """Carry out orders until there are none."""
-    say({"ptrace": can_trace()})
+    say({"ptrace": tracing.can_trace()})
     for line in sys.stdin:
         order = json.loads(line)
-        say({"step": step, "syscall": syscall, "time": after}[order["by"]](order))
+        say({"step": step, "syscall": syscall, "time": after, "watch": watch}[order["by"]](order))
 
 
 def say(words: dict[str, Any]) -> None:
@@ -110,31 +106,28 @@ class Steps:
 
 def syscall(order: Order) -> dict[str, Any]:
     """The victim is stopped at every system call, and killed at one."""
+    return verdict(*tracing.follow(traced(order), lambda stops: stops == order["at"]))
+
+
+def watch(order: Order) -> dict[str, Any]:
+    """Nobody is killed; the files that were written and synced are told, in order."""
+    pid = traced(order)
+    calls: list[tuple[str, str]] = []
+
+    def note(_: int) -> bool:
+        if call := tracing.entered(pid):
+            calls.append(call)
+        return False
+
+    return verdict(*tracing.follow(pid, note)) | {"calls": calls}
+
+
+def traced(order: Order) -> int:
     pid = os.fork()
     if pid == 0:
-        live(order, be_traced)
+        live(order, tracing.be_traced)
         os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if not os.WIFSTOPPED(status):
-        return verdict(status, 0)
-    ptrace(SETOPTIONS, pid, TRACESYSGOOD | EXITKILL)
-    stops = 0
-    passed_on = 0
-    while True:
-        ptrace(SYSCALL, pid, passed_on)
-        _, status = os.waitpid(pid, 0)
-        if not os.WIFSTOPPED(status):
-            return verdict(status, stops)
-        passed_on = 0 if os.WSTOPSIG(status) == SYSCALL_STOP else os.WSTOPSIG(status)
-        stops += passed_on == 0
-        if stops == order["at"]:
-            os.kill(pid, signal.SIGKILL)
-            return verdict(os.waitpid(pid, 0)[1], stops)
-
-
-def be_traced() -> None:
-    ptrace(TRACEME, 0)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    return pid
 
 
 def after(order: Order) -> dict[str, Any]:
@@ -150,34 +143,12 @@ def after(order: Order) -> dict[str, Any]:
 
 def live(order: Order, begin: Callable[[], object]) -> None:
     """A victim's life; from ``begin`` on it may be cut short."""
-    directory, once, fault = Path(order["directory"]), order["once"], order["fault"]
+    options = {name: order[name] for name in ("once", "fault", "durability")}
     try:
-        workloads.perform(order["workload"], directory, begin, once=once, fault=fault)
+        workloads.perform(order["workload"], Path(order["directory"]), begin, **options)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-
-
-# ptrace
-
-
-def ptrace(request: int, pid: int, data: int = 0) -> int:
-    call = ctypes.CDLL(None, use_errno=True).ptrace
-    call.argtypes, call.restype = (
-        [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p],
-        ctypes.c_long,
-    )
-    return int(call(request, pid, None, data))
-
-
-def can_trace() -> bool:
-    """Whether this machine lets a process trace its child."""
-    if sys.platform != "linux":
-        return False
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if ptrace(TRACEME, 0) == 0 else 1)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 if __name__ == "__main__":

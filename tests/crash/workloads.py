@@ -248,12 +248,15 @@ def furnish(directory: Path) -> None:
     (directory / "journal").unlink()
 
 
-def perform(name: str, directory: Path, begin: Callable[[], object], *, once: bool, fault: str) -> None:
+def perform(
+    name: str, directory: Path, begin: Callable[[], object], *, once: bool, fault: str, durability: str
+) -> None:
     """Run a script and close the store; ``begin`` is called where the part begins that may be interrupted."""
     workload = WORKLOADS[name]
     if workload.opening:
         begin()
-    world = World(directory, START, once=once, kind=FAULTS[fault] if fault else SQLiteStore)
+    kind = FAULTS[fault] if fault else SQLiteStore
+    world = World(directory, START, once=once, durability=durability, kind=kind)
     if not workload.opening:
         begin()
     workload.script(world)

@@ -12,7 +12,7 @@ from ._hints import Plan
 from ._json import Writer, quoted
 from ._kinds import PLAIN, kind_of, qualified
 from ._leaves import LEAVES, Leaf, clock
-from ._values import LONGEST_INT, Packer, attribute
+from ._values import LONGEST_INT, Packer
 
 
 def canonical(value: Any) -> bytes:
@@ -23,7 +23,7 @@ def canonical(value: Any) -> bytes:
     """
     if type(value) is str:
         return quoted(value).encode("utf-8", "surrogatepass")
-    return _CANONICAL.encode("payload", value)
+    return _JSON.write_plain(value) or _CANONICAL.encode("payload", value)
 
 
 def canonical_json(text: str | bytes) -> bytes:
@@ -33,7 +33,7 @@ def canonical_json(text: str | bytes) -> bytes:
     """
     try:
         tree = _parse_exactly(text if isinstance(text, str) else text.decode("utf-8-sig"))
-        return _CANONICAL.encode("document", tree)
+        return _JSON.write_plain(tree) or _CANONICAL.encode("document", tree)
     except UsageError:
         raise
     except (ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ class _CanonicalPacker(Packer):
     def pack_pairs(self, value: dict[Any, Any], plan: Plan, depth: int) -> list[Any]:
         return sorted(super().pack_pairs(value, plan, depth), key=self.writer.write)
 
-    def pack_other(self, value: Any, plan: Plan, depth: int) -> Any:
+    def pack_instance(self, value: Any, plan: Plan, depth: int) -> Any:
         cls: type = type(value)
         kind = kind_of(cls)
         if hasattr(cls, "__effect_key__"):
@@ -111,10 +111,11 @@ class _CanonicalPacker(Packer):
             fields = kind.take(value)
         else:
             raise Unencodable("", cls, "it is not data. Leave it out of the key, or give it __effect_key__()")
-        return {"$": ["as", qualified(cls), self.pack_members(fields, plan.at, attribute, depth)]}
+        return {"$": ["as", qualified(cls), self.pack_fields(fields, plan.at, depth)]}
 
 
-_CANONICAL = _CanonicalPacker(Writer(canonical=True), _LEAVES)
+_JSON = Writer(canonical=True)
+_CANONICAL = _CanonicalPacker(_JSON, _LEAVES)
 
 
 # -- Documents -------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import sys
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from ..errors import Unencodable
@@ -58,19 +59,18 @@ def _read_clock(cls: Any, node: list[Any]) -> Any:
     return named if value.tzinfo is None or named.utcoffset() == value.utcoffset() else value
 
 
-# These two modules are slow to import, and most programs never store such a value.
+@cache
+def _class(module: str, name: str) -> Any:
+    # decimal and uuid are slow to import, and most programs never store such a value.
+    return getattr(import_module(module), name)
 
 
-def _decimal(value: Any) -> Any:
-    from decimal import Decimal
-
-    return Decimal(value)
+def _decimal(value: str | int) -> Any:
+    return _class("decimal", "Decimal")(value)
 
 
 def _uuid(text: str) -> Any:
-    from uuid import UUID
-
-    return UUID(text)
+    return _class("uuid", "UUID")(text)
 
 
 LEAVES: dict[str, Leaf] = {

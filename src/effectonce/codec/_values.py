@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from ..errors import ResultUnavailable, Unencodable
 from ._hints import ANY, ITEM, KEY, VALUE, Candidate, Plan, plan_of
@@ -31,7 +31,7 @@ def encode(value: Any, hint: Any = Any) -> bytes:
         return quoted(value).encode("utf-8", "surrogatepass")
     if value is None:
         return b"null"
-    return STORED.encode("result", value, hint)
+    return _JSON.write_plain(value) or STORED.encode("result", value, hint)
 
 
 def decode(data: bytes, hint: Any = Any) -> Any:
@@ -49,6 +49,7 @@ def decode(data: bytes, hint: Any = Any) -> Any:
 
 # -- Packing ---------------------------------------------------------------------------------------------------
 
+K = TypeVar("K")
 Pack = Callable[[Any, Plan, int], Any]
 
 
@@ -57,6 +58,8 @@ class Packer:
 
     def __init__(self, writer: Writer, leaves: dict[str, Leaf]) -> None:
         self.writer, self.leaves = writer, leaves
+        # A bounded cache, so that classes made at run time can go again.
+        self.beyond_table = lru_cache(maxsize=1024)(self._beyond_table)
         self.table: dict[type, Pack] = {
             **{kind: partial(self.pack_collection, tag) for tag, kind in _COLLECTIONS.items()},
             int: self.pack_int,
@@ -68,8 +71,7 @@ class Packer:
     def encode(self, root: str, value: Any, hint: Any = Any) -> bytes:
         """The bytes of a value. Raises ``Unencodable``, with a path that begins with ``root``, and nothing else."""
         try:
-            data = self.writer.write_plain(value)
-            return self.writer.write(self.pack(value, plan_of(hint), 0)) if data is None else data
+            return self.writer.write(self.pack(value, plan_of(hint), 0))
         except Unencodable as error:
             error.path = root + error.path
             raise
@@ -83,24 +85,21 @@ class Packer:
             return value
         if depth > DEEPEST:
             raise Unencodable("", kind, f"it lies more than {DEEPEST} levels deep, or contains itself")
-        pack = self.table.get(kind) or self._learn(kind)
+        pack = self.table.get(kind) or self.beyond_table(kind)
         return pack(value, plan, depth + 1)
 
-    def _learn(self, kind: type) -> Pack:
+    def _beyond_table(self, kind: type) -> Pack:
         leaf = self.leaves.get(qualified(kind))
-        if leaf is None:
-            return self.pack_other
-        pack = self.table[kind] = lambda value, plan, depth: leaf.pack(value)
-        return pack
+        return self.pack_instance if leaf is None else lambda value, plan, depth: leaf.pack(value)
 
     def pack_int(self, value: int, plan: Plan, depth: int) -> Any:
-        return value if -_BIG < value < _BIG else LEAVES["builtins:int"].pack(value)
+        return value if -_BIG < value < _BIG else self.leaves["builtins:int"].pack(value)
 
     def pack_float(self, value: float, plan: Plan, depth: int) -> Any:
-        return value if value - value == 0 else LEAVES["builtins:float"].pack(value)
+        return value if value - value == 0 else self.leaves["builtins:float"].pack(value)
 
     def pack_list(self, value: Iterable[Any], plan: Plan, depth: int) -> list[Any]:
-        return self.pack_parts(enumerate(value), partial(plan.at, ITEM), _index, depth)
+        return [*self.pack_parts(enumerate(value), partial(plan.at, ITEM), _index, depth).values()]
 
     def pack_collection(self, tag: str, value: Iterable[Any], plan: Plan, depth: int) -> Any:
         return {"$": [tag, self.pack_list(value, plan, depth)]}
@@ -108,45 +107,39 @@ class Packer:
     def pack_dict(self, value: dict[Any, Any], plan: Plan, depth: int) -> Any:
         if not _STR.issuperset(map(type, value)) or (len(value) == 1 and "$" in value):
             return {"$": ["dict", self.pack_pairs(value, plan, depth)]}
-        return self.pack_members(value, partial(plan.at, VALUE), _member, depth)
+        return self.pack_parts(value.items(), partial(plan.at, VALUE), _member, depth)
 
     def pack_pairs(self, value: dict[Any, Any], plan: Plan, depth: int) -> list[Any]:
         keys = self.pack_parts(zip(value, value, strict=True), lambda _: plan.at(KEY), _member, depth)
         items = self.pack_parts(value.items(), lambda key: plan.at(VALUE, _place(key)), _member, depth)
-        return list(map(list, zip(keys, items, strict=True)))
+        return [[keys[key], items[key]] for key in value]
 
-    def pack_other(self, value: Any, plan: Plan, depth: int) -> Any:
-        """An instance of a class: of one that the plan allows, with what its kind says it consists of."""
+    def pack_instance(self, value: Any, plan: Plan, depth: int) -> Any:
         candidate = plan.classes.get(type(value))
         if candidate is None:
             raise Unencodable("", type(value), _why_not(type(value)))
         fields = candidate.kind.take(value) | candidate.kind.more(value)
-        return {"$": ["as", candidate.name, self.pack_members(fields, candidate.plan, attribute, depth)]}
+        return {"$": ["as", candidate.name, self.pack_fields(fields, candidate.plan, depth)]}
 
-    def pack_members(
-        self, members: dict[str, Any], plan: Callable[[str], Plan], step: Callable[[str], str], depth: int
-    ) -> dict[str, Any]:
-        return dict(zip(members, self.pack_parts(members.items(), plan, step, depth), strict=True))
+    def pack_fields(self, fields: dict[str, Any], plan: Callable[[str], Plan], depth: int) -> dict[str, Any]:
+        return self.pack_parts(fields.items(), plan, _attribute, depth)
 
     def pack_parts(
-        self,
-        parts: Iterable[tuple[Any, Any]],
-        plan: Callable[[Any], Plan],
-        step: Callable[[Any], str],
-        depth: int,
-    ) -> list[Any]:
-        """Each part packed, with its key as a step of the path of any error."""
-        packed = []
+        self, parts: Iterable[tuple[K, Any]], plan: Callable[[K], Plan], step: Callable[[K], str], depth: int
+    ) -> dict[K, Any]:
+        """Each part packed, by its key, which is also a step of the path of any error."""
+        packed = {}
         for key, value in parts:
             try:
-                packed.append(self.pack(value, plan(key), depth))
+                packed[key] = value if type(value) in _UNTOUCHED else self.pack(value, plan(key), depth)
             except Unencodable as error:
                 error.path = step(key) + error.path
                 raise
         return packed
 
 
-STORED = Packer(Writer(canonical=False), LEAVES)
+_JSON = Writer(canonical=False)
+STORED = Packer(_JSON, LEAVES)
 
 
 def _why_not(kind: type) -> str:
@@ -165,8 +158,7 @@ def _index(key: int) -> str:
     return f"[{key}]"
 
 
-def attribute(key: str) -> str:
-    """The step to a field, in the path of an error."""
+def _attribute(key: str) -> str:
     return f".{key}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -17,10 +18,17 @@ SCHEMES = {
 }
 
 
-def open_store(url: str | Store) -> Store:
-    """Open the store that a URL names: ``sqlite:///effects.db``, ``memory://``. A Store object is taken as it is."""
+def open_store(url: str | os.PathLike[str] | Store) -> Store:
+    """Open the store that a URL names: ``sqlite:///effects.db``, ``memory://``.
+
+    A Path is a SQLite file. A Store object is taken as it is.
+    """
     if isinstance(url, Store):
         return url
+    if isinstance(url, os.PathLike):
+        from .sqlite import SQLiteStore
+
+        return SQLiteStore(os.fspath(url))
     if not isinstance(url, str):
         raise UsageError(f'{url!r} is neither a Store nor a URL such as "sqlite:///effects.db".')
     scheme = url.partition("://")[0] if "://" in url else ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from pathlib import Path
 
 
 def statements(file: str) -> dict[str, str]:
     """The statements of a file in ``stores/sql``, by name."""
-    text = (files("effectonce.stores") / "sql" / file).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "sql" / file).read_text(encoding="utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}

@@ -124,8 +124,10 @@ class DatabaseFile:
                 )
             connection.execute("PRAGMA journal_mode = WAL")
             self.in_transaction(connection, _create)
-        (version,) = connection.execute(SQL["version"]).fetchone() or (None,)
-        if version != SCHEMA:
+        version = _version(connection)
+        if version < SCHEMA:
+            self.in_transaction(connection, _migrate)
+        elif version > SCHEMA:
             raise StoreMismatch(
                 f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
                 "Use the effectonce that wrote it, or newer."
@@ -135,6 +137,21 @@ class DatabaseFile:
 def _create(connection: sqlite3.Connection) -> None:
     for statement in SQL["schema"].split(";"):
         connection.execute(statement)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    row = connection.execute(SQL["version"]).fetchone()
+    if row is None or type(row[0]) is not int:
+        raise StoreMismatch(f"The schema version is {row!r}, which makes no sense. Nothing was changed.")
+    return row[0]
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring an older schema up to date, a version at a time. Another process may have done so meanwhile."""
+    for version in range(_version(connection), SCHEMA):
+        for statement in SQL[f"migrate_{version}"].split(";"):
+            connection.execute(statement)
+    connection.execute(SQL["migrated"], (SCHEMA,))
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:

@@ -31,6 +31,10 @@ SELECT name FROM sqlite_master WHERE type = 'table';
 -- name: version
 SELECT value FROM effectonce_meta WHERE name = 'schema';
 
+-- `migrate_1` will bring schema 1 to 2, when there is one.
+-- name: migrated
+UPDATE effectonce_meta SET value = ? WHERE name = 'schema';
+
 -- name: read
 SELECT state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once
 FROM effectonce_records WHERE key = ?;
