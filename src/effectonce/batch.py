@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -59,6 +59,7 @@ class _Piece:
         self.flow, self.colour, self.slots = flow, colour, slots
         self.handler, self.concurrency = handler, concurrency
         self.outcomes: dict[int, Outcome[Any]] = {}
+        self.interrupted: BaseException | None = None  # heard at the end, when all that ran is recorded
 
     async def run(self) -> list[Outcome[Any]]:
         """Claim, run, record."""
@@ -66,9 +67,10 @@ class _Piece:
         for index, (call, _) in enumerate(self.slots):
             first.setdefault(call.key, index)
         opened = await self._claim(list(first.values()))
-        interrupted = await self._run_and_record(opened)
-        if interrupted is not None:
-            raise interrupted
+        if opened:
+            await self._run_and_record(opened)
+        if self.interrupted is not None:
+            raise self.interrupted
         return [self._outcome(index, first[call.key]) for index, (call, _) in enumerate(self.slots)]
 
     async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
@@ -106,35 +108,39 @@ class _Piece:
                 await self.flow.withdraw(self.colour, claim)
             raise
 
-    async def _run_and_record(self, opened: dict[int, Attempt | None]) -> BaseException | None:
-        if not opened:
-            return None
+    async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
         jobs = [
             lambda index=index, attempt=attempt: self._job(index, attempt)
             for index, attempt in opened.items()
         ]
-        results, interrupted = await self.colour.gather(jobs, self.concurrency)
+        results, self.interrupted = await self.colour.gather(jobs, self.concurrency)
         ran: dict[int, _Ran] = {}
         for (index, attempt), result in zip(opened.items(), results, strict=True):
             if isinstance(result, _Ran):
                 ran[index] = result
             elif isinstance(result, Outcome):
                 self.outcomes[index] = result
-            elif attempt is not None:
+            elif attempt is not None:  # its handler never began
                 self.flow.close(attempt, None)
                 await self.flow.withdraw(self.colour, attempt.claim)
         await self._record(ran)
-        fatal = [r.error for r in ran.values() if r.error is not None and not isinstance(r.error, Exception)]
-        return interrupted or (fatal[0] if fatal else None)
 
-    async def _job(self, index: int, attempt: Attempt | None) -> _Ran | Outcome[Any]:
+    async def _job(self, index: int, attempt: Attempt | None) -> _Ran | Outcome[Any] | None:
         call, args = self.slots[index]
         if attempt is None:
-            return await self.flow.run(self.colour, call, self.handler, args, {})
+            return await self._alone(self.flow.run(self.colour, call, self.handler, args, {}))
         try:
             return _Ran(attempt, await self._invoke(attempt, args), None)
         except BaseException as error:
             return _Ran(attempt, None, error)
+
+    async def _alone(self, flow: Coroutine[Any, Any, Outcome[Any]]) -> Outcome[Any] | None:
+        """The outcome of one message that goes its own way; what interrupts it interrupts the batch, later."""
+        try:
+            return await flow
+        except BaseException as error:
+            self.interrupted = self.interrupted or error
+            return None
 
     async def _invoke(self, attempt: Attempt, args: tuple[Any, ...]) -> Any:
         token = CURRENT.set(attempt)
@@ -158,7 +164,9 @@ class _Piece:
                 await self._record_alone(index, ran[index])
         try:
             answered = await self.colour.store.complete_many(list(endings.values())) if endings else []
-        except self.colour.trouble:
+        except self.colour.trouble as trouble:
+            if isinstance(trouble, self.colour.cancelled):
+                self.interrupted = trouble
             for index in endings:
                 await self._record_alone(index, ran[index])
             return
@@ -173,15 +181,14 @@ class _Piece:
         return self.flow.recorded(call, ran.attempt, ending, ran.value)
 
     async def _record_alone(self, index: int, ran: _Ran) -> None:
-        call = self.slots[index][0]
-        try:
-            if ran.error is None:
-                self.outcomes[index] = await self.flow.finish(self.colour, call, ran.attempt, ran.value)
-            else:
-                self.outcomes[index] = await self.flow.fail(self.colour, call, ran.attempt, ran.error)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                raise
+        call, flow = self.slots[index][0], self.flow
+        if ran.error is None:
+            ending = flow.finish(self.colour, call, ran.attempt, ran.value)
+        else:
+            ending = flow.fail(self.colour, call, ran.attempt, ran.error)
+        outcome = await self._alone(ending)
+        if outcome is not None:
+            self.outcomes[index] = outcome
 
     def _outcome(self, index: int, leader: int) -> Outcome[Any]:
         """A message's own outcome, or for a repeat inside the batch the first one's."""

@@ -10,7 +10,7 @@ from typing import Any
 from ._answers import call_of, settlement_of
 from ._flow import Colour, Flow
 from ._protocol import is_abandoned
-from ._records import Ending, Record, State
+from ._records import Ending, Record, State, Verdict
 from .policy import Policy
 
 Redrive = Callable[[Record], object]
@@ -44,13 +44,21 @@ async def sweep(flow: Flow, colour: Colour, policy: Policy, redrive: Redrive | N
             continue
         done.abandoned += 1
         if record.once:
-            await colour.store.claim(call_of(record.key, record.fingerprint, policy, may_create=False).claim)
-            done.in_doubt += 1
+            done.in_doubt += await _doubted(flow, colour, record, policy)
         elif redrive is not None:
             done.redriven += await _tried(flow, colour, record, done, redrive)
     for record in await _unfinished(colour, State.IN_DOUBT, limit) if policy.prober else []:
         done.settled += await _tried(flow, colour, record, done, lambda r: _settle(colour, policy, r))
     return done
+
+
+async def _doubted(flow: Flow, colour: Colour, record: Record, policy: Policy) -> bool:
+    """Let the protocol find the doubt. If the attempt ended meanwhile, a claim that this won is given back."""
+    claim = call_of(record.key, record.fingerprint, policy, may_create=False).claim
+    decision = await colour.store.claim(claim)
+    if decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER):
+        await flow.withdraw(colour, claim)
+    return decision.verdict is Verdict.IN_DOUBT
 
 
 async def _unfinished(colour: Colour, state: State, limit: int) -> list[Record]:

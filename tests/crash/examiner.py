@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-
-from effectonce import InDoubt, InProgress, Record, State
-from effectonce._blocking import run
-from effectonce.codec import decode
-
-from .workloads import (
+from tests.crash.workloads import (
     AFTERWARDS,
     OPERATION,
     SETTLED,
@@ -34,6 +29,10 @@ from .workloads import (
     message,
     sink_key,
 )
+
+from effectonce import InDoubt, InProgress, Record, State
+from effectonce._blocking import run
+from effectonce.codec import decode
 
 Stage = Literal["before the claim", "in the handler", "after the effect", "after completion"]
 DONE = (State.COMPLETED, State.FAILED)

@@ -2,60 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from effectonce._protocol import decide_claim
-from effectonce._records import Claim, Completion, Ending, State, Verdict
+from effectonce._records import Claim, Completion, Decision, Ending, State
 from effectonce.stores.sqlite import SQLiteStore
 
 
 class AnswersBeforeItRecords(SQLiteStore):
     """Writes a completion along with the next command."""
 
-    owed: list[Completion]
+    owed: Completion | None = None
 
-    async def submit(self, commands: Sequence[Any]) -> list[Any]:
-        """Pay yesterday's debts, then make today's."""
-        owed, self.owed = getattr(self, "owed", []), []
-        if owed:
-            self.execute(owed)
-        if type(commands[0]) is Completion and commands[0].state is State.COMPLETED:
-            self.owed = list(commands)
-            return [Ending.DONE] * len(commands)
-        return self.execute(commands)
+    async def claim(self, claim: Claim) -> Decision:
+        """Pay the old debt first."""
+        if self.owed is not None:
+            owed, self.owed = self.owed, None
+            await super().complete(owed)
+        return await super().claim(claim)
+
+    async def complete(self, completion: Completion) -> Ending:
+        """Promise to write it."""
+        self.owed = completion
+        return Ending.DONE
 
 
 class StartsBeforeItClaims(SQLiteStore):
-    """Grants a claim by reading, and writes it when it has to be completed."""
+    """Grants a new claim by reading, and writes it when it has to be completed."""
 
-    owed: list[Claim]
+    owed: Claim | None = None
 
-    async def submit(self, commands: Sequence[Any]) -> list[Any]:
-        """Decide without writing what a later command will write."""
-        owed, self.owed = getattr(self, "owed", []), []
-        command = commands[0]
-        if type(command) is Claim and await self.get(command.key) is None:
-            decision = decide_claim(None, command, await self.now(), 0)
-            assert decision.verdict is Verdict.CLAIMED
-            self.owed = [command]
-            return [decision]
-        if owed and type(command) is Completion:
-            self.execute(owed)
-        return self.execute(commands)
+    async def claim(self, claim: Claim) -> Decision:
+        """Decide, and put off writing the decision."""
+        if await self.get(claim.key) is not None:
+            return await super().claim(claim)
+        self.owed = claim
+        return decide_claim(None, claim, await self.now(), 0)
+
+    async def complete(self, completion: Completion) -> Ending:
+        """Write both now."""
+        if self.owed is not None:
+            owed, self.owed = self.owed, None
+            await super().claim(owed)
+        return await super().complete(completion)
 
 
 class ForgetsFences(SQLiteStore):
     """Takes a released claim's fence back, and gives it out again."""
 
-    async def submit(self, commands: Sequence[Any]) -> list[Any]:
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.place = path
+        super().__init__(path, **options)
+
+    async def complete(self, completion: Completion) -> Ending:
         """Release as if the claim had never been."""
-        answers = self.execute(commands)
-        if type(commands[0]) is Completion and commands[0].state is State.ABSENT:
-            self._writing().execute(
-                "UPDATE effectonce_records SET fence = fence - 1 WHERE key = ?", (commands[0].key,)
-            )
-        return answers
+        ending = await super().complete(completion)
+        if completion.state is State.ABSENT:
+            with closing(sqlite3.connect(self.place, isolation_level=None)) as connection:
+                connection.execute(
+                    "UPDATE effectonce_records SET fence = fence - 1 WHERE key = ?", (completion.key,)
+                )
+        return ending
 
 
 FAULTS: dict[str, type[SQLiteStore]] = {

@@ -27,9 +27,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import effectonce
+from tests.crash import tracing, workloads
 
-from . import tracing, workloads
+import effectonce
 
 PACKAGE = str(Path(effectonce.__file__).parent)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import platform
 
 import pytest
-
-from .conftest import Executioner, Kill
-from .tracing import CALLS
-from .workloads import WORKLOADS
+from tests.crash.conftest import Executioner, Kill
+from tests.crash.tracing import CALLS
+from tests.crash.workloads import WORKLOADS
 
 LOG = "effects.db-wal"
 

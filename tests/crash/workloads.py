@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.crash.faults import FAULTS
+from tests.crash.sink import Sink
+
 from effectonce import Message, NotApplied, Policy, Receiver, current
 from effectonce._blocking import run
 from effectonce._records import Renewal
 from effectonce.keys import Key, derived
 from effectonce.stores.sqlite import SQLiteStore
-
-from .faults import FAULTS
-from .sink import Sink
 
 START = 1_700_000_000.0
 LEASE, KEEP = 60.0, 86_400.0

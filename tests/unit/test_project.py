@@ -36,13 +36,16 @@ def test_import_loads_only_the_standard_library() -> None:
 
 
 def test_import_does_not_try_third_party_modules_either() -> None:
-    """Every module that the façade reaches imports drivers only where they are used."""
+    """Every module that the façade reaches imports drivers only where they are used.
+
+    The standard library's own ``copy`` looks for Jython's ``org``; that is not ours.
+    """
     code = (
         "import sys\n"
         "class Spy:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        root = name.partition('.')[0]\n"
-        "        if root != 'effectonce' and root not in sys.stdlib_module_names: sys.exit('tried ' + name)\n"
+        "        if root not in {'effectonce', 'org', *sys.stdlib_module_names}: sys.exit('tried ' + name)\n"
         "sys.meta_path.insert(0, Spy())\n"
         "import effectonce\n"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from collections.abc import Callable
 from json import encoder as json_encoder
 from json.scanner import make_scanner
@@ -12,7 +11,6 @@ from typing import Any
 DEEPEST = 100
 """A fixed limit, so that what could be written can be read from any stack depth."""
 
-_NO_FLOAT: frozenset[type] = frozenset({str, int, bool, type(None)})
 _SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None)})
 
 quoted: Callable[[str], str] = json_encoder.encode_basestring
@@ -26,12 +24,6 @@ class Writer:
         self._lists: frozenset[type] = frozenset({list, tuple} if canonical else {list})
         self._chunks = _encoder(sort_keys=canonical)
 
-    @cached_property
-    def _fast(self):
-        try: from msgspec.json import Encoder
-        except ImportError: return None
-        return Encoder(order="deterministic" if self._canonical else None).encode
-
     def write(self, tree: Any) -> bytes:
         """The JSON text of a tree. Raises ``ValueError`` for a number that JSON or Python can't write."""
         return "".join(self._chunks(tree, 0)).encode("utf-8", "surrogatepass")
@@ -39,10 +31,7 @@ class Writer:
     def write_plain(self, value: Any) -> bytes | None:
         """The same straight from a value, if it is a tree as it stands. None for all that needs a closer look."""
         try:
-            fast = self._fast
-            if fast is not None and _is_plain(value, _NO_FLOAT, self._lists, 0):
-                return fast(value)
-            if _is_plain(value, _SCALARS, self._lists, 0):
+            if _is_plain(value, self._lists, 0):
                 text = "".join(self._chunks(value, 0))
                 return None if self._canonical and "-0.0" in text else text.encode()
         except Exception:  # noqa: S110 - mostly a number without a JSON form; the closer look tells
@@ -60,7 +49,7 @@ def _encoder(sort_keys: bool) -> Callable[[Any, int], Any]:
     return make(None, portable.default, quoted, None, ":", ",", sort_keys, False, False)
 
 
-def _is_plain(value: Any, scalars: frozenset[type], lists: frozenset[type], depth: int) -> bool:
+def _is_plain(value: Any, lists: frozenset[type], depth: int) -> bool:
     """Whether there are only exact types of JSON here, no key but str, and nothing that looks like a tag.
 
     Numbers that need a tag pass, because the encoder finds these few at no cost.
@@ -70,17 +59,17 @@ def _is_plain(value: Any, scalars: frozenset[type], lists: frozenset[type], dept
         if depth > DEEPEST or (len(value) == 1 and "$" in value):
             return False
         for key, item in value.items():
-            if type(key) is not str or (type(item) not in scalars and not _is_plain(item, scalars, lists, depth + 1)):
+            if type(key) is not str or (type(item) not in _SCALARS and not _is_plain(item, lists, depth + 1)):
                 return False
         return True
     if kind in lists:
         if depth > DEEPEST:
             return False
         for item in value:  # noqa: SIM110 - all() with a generator takes twice as long
-            if type(item) not in scalars and not _is_plain(item, scalars, lists, depth + 1):
+            if type(item) not in _SCALARS and not _is_plain(item, lists, depth + 1):
                 return False
         return True
-    return kind in scalars
+    return kind in _SCALARS
 
 
 _scan = make_scanner(json.JSONDecoder())

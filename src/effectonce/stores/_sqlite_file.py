@@ -117,10 +117,11 @@ class DatabaseFile:
         """Look whose file this is. Begun anew when another process is just making it."""
         tables = {name for (name,) in connection.execute(SQL["tables"])}
         if "effectonce_meta" not in tables:
-            if tables:
+            marks = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+            if tables or any(marks):
+                sign = f"the table {min(tables)}" if tables else "another program's mark"
                 raise StoreMismatch(
-                    f"{self.path} belongs to another program (it has the table {min(tables)}). Nothing was changed. "
-                    "Name another file."
+                    f"{self.path} belongs to another program (it has {sign}). Nothing was changed. Name another file."
                 )
             connection.execute("PRAGMA journal_mode = WAL")
             self.in_transaction(connection, _create)

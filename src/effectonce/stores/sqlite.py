@@ -32,14 +32,16 @@ if TYPE_CHECKING:
     from ._handover import Handover
 
 STATES = {int(state): state for state in State}
-PURGE_EVERY, PURGE_ROWS = 16, 64
-"""Every sixteenth new claim passes 64 rows: four times what was added."""
+PURGE_EVERY, PURGE_SHARE = 32, 4
+"""After 32 new claims the hand passes four times as many rows, with the next commit."""
+LAST = b""
+"""Follows every key: in SQLite a blob is greater than any text."""
 
 Durability = Literal["full", "normal", "off"]
 Answer = Any
 AGAIN: Answer = object()
 """Stands for the answer of a command whose record was changed by another process between reading and writing."""
-READ, INSERT, REPLACE, END = (SQL[name] for name in ("read", "insert", "replace", "end"))
+READ, FLOOR, INSERT, REPLACE, END = (SQL[name] for name in ("read", "floor", "insert", "replace", "end"))
 
 
 class Purge(NamedTuple):
@@ -131,6 +133,7 @@ class SQLiteStore(_Verbs):
         self._clock = clock
         self._new_claims = 0
         self._expect_new = True
+        self._floor = 0
         self._handover: Handover[Command, Answer] | None = None
         self._start()
         with self._file.errors():
@@ -229,6 +232,8 @@ class SQLiteStore(_Verbs):
                     return self._filled(looked, commands, self._write)
                 finally:
                     self._group.hand_over()
+            if not self._may_be_known(commands):
+                return self._group.submit(list(commands))
             with self._readers.lend() as reader:
                 looked = self._file.patiently(self._by_reading, reader, commands)
             return self._filled(looked, commands, self._group.submit)
@@ -259,6 +264,10 @@ class SQLiteStore(_Verbs):
     def _by_reading(self, reader: sqlite3.Connection, commands: Sequence[Command]) -> list[Answer]:
         """Answer what needs no write, without waiting for the one on its way."""
         return [self._look(reader, command) for command in commands]
+
+    def _may_be_known(self, commands: Sequence[Command]) -> bool:
+        """Whether reading is worth a try before queueing up to write."""
+        return any(type(c) is Look or (type(c) is Claim and not self._expect_new) for c in commands)
 
     def _filled(
         self, answers: list[Answer], commands: Sequence[Command], write: Callable[[list[Command]], list[Answer]]
@@ -291,9 +300,10 @@ class SQLiteStore(_Verbs):
         return [self._file.patiently(self._perform, connection, commands[0])]
 
     def _perform_all(self, connection: sqlite3.Connection, commands: Sequence[Command]) -> list[Answer]:
+        """Perform commands inside a transaction, and let a purge ride along when it is due."""
         answers = [self._perform(connection, command) for command in commands]
         if self._new_claims >= PURGE_EVERY:
-            self._perform_purge(connection, Purge(self._new_claims * PURGE_ROWS // PURGE_EVERY), self._clock())
+            self._perform_purge(connection, Purge(self._new_claims * PURGE_SHARE), self._clock())
             self._new_claims = 0
         return answers
 
@@ -309,11 +319,11 @@ class SQLiteStore(_Verbs):
         """Expect what the last claim met: a new key costs one INSERT then, a known one a SELECT."""
         busy = None
         if self._expect_new and claim.may_create:
+            decision = decide_claim(None, claim, now, self._floor)
             try:
-                granted = _inserted(connection, claim, now)
-                if granted is not None:
+                if connection.execute(INSERT, (*_row(cast("Record", decision.record)), self._floor)).rowcount:
                     self._new_claims += 1
-                    return granted
+                    return decision
             except sqlite3.OperationalError as error:  # a duplicate does not need the lock that is missing
                 busy = error
         record = _read(connection, claim.key)
@@ -321,6 +331,7 @@ class SQLiteStore(_Verbs):
         if record is None and claim.may_create:
             if busy is not None:
                 raise busy
+            (self._floor,) = connection.execute(FLOOR).fetchone()
             return AGAIN
         decision = decide_claim(record, claim, now, 0)
         after = decision.record
@@ -349,9 +360,10 @@ class SQLiteStore(_Verbs):
         """Always inside a transaction: nobody may revive a record between the look and the delete."""
         if purge.rows < 1:
             return 0
-        passed = connection.execute(SQL["pass"], (self._hand, purge.rows)).fetchall()
-        self._hand = passed[-1][0] if len(passed) == purge.rows else ""
-        expired = [row for row in passed if row[5] <= now and is_expired(_outline(*row), now)]
+        after = connection.execute(SQL["next_hand"], (self._hand, purge.rows - 1)).fetchone()
+        passed = connection.execute(SQL["passed"], (self._hand, after[0] if after else LAST, now))
+        expired = [row for row in passed if is_expired(_outline(*row), now)]
+        self._hand = after[0] if after else ""
         if expired:
             connection.executemany(SQL["forget"], [(row[0],) for row in expired])
             connection.execute(SQL["raise_floor"], (max(row[2] for row in expired),))
@@ -382,6 +394,9 @@ class _OnThread(_Verbs):
 
     async def now(self) -> float:
         return await self._store.now()
+
+    def close(self) -> None:
+        self._store.close()
 
 
 def _is_common(error: Exception) -> bool:
@@ -436,16 +451,6 @@ def _row(record: Record) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _inserted(connection: sqlite3.Connection, claim: Claim, now: float) -> Decision | None:
-    """Grant a claim of an unknown key; None when the key is known."""
-    decision = decide_claim(None, claim, now, 0)
-    assert decision.record is not None
-    row = connection.execute(INSERT, _row(decision.record)).fetchone()
-    if row is None:
-        return None
-    return decision if row[0] == decision.record.fence else decide_claim(None, claim, now, row[0] - 1)
-
-
 def _replaced(connection: sqlite3.Connection, before: Record, after: Record) -> bool:
     same = (before.fence, before.state, before.owner or None, before.lease_until or None)
     return connection.execute(REPLACE, (*_row(after), *same)).rowcount == 1
@@ -454,9 +459,10 @@ def _replaced(connection: sqlite3.Connection, before: Record, after: Record) -> 
 def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit: int) -> list[Record]:
     if state is None:
         rows = connection.execute(SQL["scan"], (after, limit))
+    elif state is State.IN_DOUBT:
+        rows = connection.execute(SQL["scan_in_doubt"], (after, limit))
     else:
-        unfinished = state in (State.PENDING, State.IN_DOUBT)
-        rows = connection.execute(SQL["scan_unfinished" if unfinished else "scan_state"], (state, after, limit))
+        rows = connection.execute(SQL["scan_state"], (state, after, limit))
     return [_record(*row) for row in rows]
 
 

@@ -20,8 +20,8 @@ CREATE TABLE IF NOT EXISTS effectonce_records (
     result      BLOB
 ) STRICT, WITHOUT ROWID;
 
--- Only what is unfinished is indexed by state: it is little, and a sweep asks for nothing else.
-CREATE INDEX IF NOT EXISTS effectonce_unfinished ON effectonce_records (state, key) WHERE state IN (1, 4);
+-- Doubts are few and wait for people. Running attempts are not indexed: every claim would pay for it with a page.
+CREATE INDEX IF NOT EXISTS effectonce_in_doubt ON effectonce_records (key) WHERE state = 4;
 
 INSERT OR IGNORE INTO effectonce_meta VALUES ('schema', 1), ('floor', 0), ('hand', '');
 
@@ -39,12 +39,14 @@ UPDATE effectonce_meta SET value = ? WHERE name = 'schema';
 SELECT state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once
 FROM effectonce_records WHERE key = ?;
 
--- A new record, above every fence that was ever given out for a record that is gone.
+-- name: floor
+SELECT value FROM effectonce_meta WHERE name = 'floor';
+
+-- A new record, if the key is unknown and the floor is what it was: no record was deleted since.
 -- name: insert
-INSERT INTO effectonce_records (key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once)
-SELECT ?1, ?2, ?3, ?4 + value, ?5, ?6, ?7, ?8, ?9, ?10 FROM effectonce_meta WHERE name = 'floor'
-ON CONFLICT (key) DO NOTHING
-RETURNING fence;
+INSERT OR IGNORE INTO effectonce_records
+    (key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 FROM effectonce_meta WHERE name = 'floor' AND value = ?11;
 
 -- Only if the record still is the one that was read.
 -- name: replace
@@ -62,10 +64,14 @@ WHERE key = ?1 AND owner = ?2 AND fence = ?3 AND state = 1;
 -- name: hand
 SELECT value FROM effectonce_meta WHERE name = 'hand';
 
--- The rows that the hand passes, with what a purge has to know of them.
--- name: pass
+-- Where the hand will be when it has passed ?2 + 1 rows; no row if there are fewer.
+-- name: next_hand
+SELECT key FROM effectonce_records WHERE key > ?1 ORDER BY key LIMIT 1 OFFSET ?2;
+
+-- What may have expired between two places of the hand.
+-- name: passed
 SELECT key, state, fence, lease_until, attempts, expires_at, once
-FROM effectonce_records WHERE key > ?1 ORDER BY key LIMIT ?2;
+FROM effectonce_records WHERE key > ?1 AND key <= ?2 AND expires_at <= ?3;
 
 -- name: forget
 DELETE FROM effectonce_records WHERE key = ?;
@@ -80,9 +86,9 @@ UPDATE effectonce_meta SET value = ? WHERE name = 'hand';
 SELECT key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once
 FROM effectonce_records WHERE key > ? ORDER BY key LIMIT ?;
 
--- name: scan_unfinished
+-- name: scan_in_doubt
 SELECT key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once
-FROM effectonce_records WHERE state = ?1 AND state IN (1, 4) AND key > ?2 ORDER BY key LIMIT ?3;
+FROM effectonce_records WHERE state = 4 AND key > ?1 ORDER BY key LIMIT ?2;
 
 -- name: scan_state
 SELECT key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once

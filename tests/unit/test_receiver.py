@@ -1,0 +1,1054 @@
+"""The receiver: one run per key, the first answer for every repeat, and a word for everything else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.integration.sqlite_helpers import Caller
+from tests.unit.receiving import LONG, Colour, Counted, Crash, StagedStore, Told, crash, must_not_run, running
+
+from effectonce import InDoubt, InProgress, KeyReused, Message, NotApplied, Policy, Receiver, State, current
+from effectonce.errors import (
+    AttemptsExhausted,
+    EffectOnceError,
+    LateArrival,
+    RememberedError,
+    ResultUnavailable,
+    StoreUnavailable,
+    UsageError,
+)
+from effectonce.policy import Resolution
+from effectonce.stores.base import Store
+from effectonce.stores.memory import MemoryStore
+from effectonce.testing.clocks import ManualClock, wait_until
+
+EVENT = Message("e-1", {"cents": 500})
+DAY = 86400.0
+
+
+class CardDeclined(Exception):
+    """A refusal that a bank gives for good."""
+
+    def __init__(self, code: int, bank: str) -> None:
+        super().__init__(f"{bank} says {code}")
+        self.code, self.bank = code, bank
+
+
+def key_in(told: Told) -> str:
+    """The key of the last event."""
+    return told[-1].key
+
+
+# One run
+
+
+def test_a_message_is_processed_once(receiver: Receiver, colour: Colour) -> None:
+    """The first delivery runs the handler; every repeat gets the first result without running it."""
+    handler = Counted({"receipt": 7})
+    first = colour.process(receiver, EVENT, handler)
+    second = colour.process(receiver, EVENT, handler)
+    assert (first.status, first.value, first.replayed) == ("executed", {"receipt": 7}, False)
+    assert (second.status, second.value, second.replayed) == ("replayed", {"receipt": 7}, True)
+    assert handler.runs == 1
+
+
+def test_an_outcome_says_how_it_came_about(receiver: Receiver, colour: Colour) -> None:
+    """Attempt, fence and guarantee are the first run's, on the first delivery and on every repeat."""
+    first = colour.process(receiver, EVENT, Counted())
+    second = colour.process(receiver, EVENT, must_not_run)
+    assert (first.attempt, first.guarantee, first.error) == (1, "fenced", None)
+    assert first.fence >= 1
+    assert second[3:] == first[3:]
+
+
+def test_the_guarantee_is_the_policys(receiver: Receiver, colour: Colour) -> None:
+    """A call that is never taken over says at_most_once, also when it is replayed under another policy."""
+    once = Policy(on_crash="in_doubt")
+    assert colour.process(receiver, EVENT, Counted(), policy=once).guarantee == "at_most_once"
+    assert colour.process(receiver, EVENT, must_not_run).guarantee == "at_most_once"
+
+
+@pytest.mark.parametrize("value", [0, False, "", [], {}, None, 0.0, ()], ids=repr)
+def test_results_that_look_like_nothing_are_results(receiver: Receiver, colour: Colour, value: Any) -> None:
+    """A falsy result is remembered and replayed as itself, not taken for a missing one."""
+    handler = Counted(value)
+    for _ in range(2):
+        again = colour.process(receiver, EVENT, handler).value
+        assert (again, type(again)) == (value, type(value))
+    assert handler.runs == 1
+
+
+def test_a_handler_sees_its_attempt(receiver: Receiver, colour: Colour) -> None:
+    """Inside a handler, current() has the fence, the number, and keys that are stable for calls downstream."""
+    seen = []
+
+    def handler(_: Message) -> None:
+        attempt = current()
+        attempt.check()
+        seen.append((attempt.fence, attempt.number, attempt.key_for("stripe.charge"), attempt.lost))
+        raise ValueError
+
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            colour.process(receiver, EVENT, handler)
+    (fence, number, key, lost), (later_fence, later_number, later_key, _) = seen
+    assert (number, later_number, lost) == (1, 2, False)
+    assert later_fence > fence
+    assert later_key == key
+
+
+def test_there_is_no_attempt_outside_a_handler(receiver: Receiver, colour: Colour) -> None:
+    """current() works only while a handler runs."""
+    colour.process(receiver, EVENT, Counted())
+    with pytest.raises(UsageError, match="only inside a handler"):
+        current()
+
+
+def test_a_loop_may_have_a_blocking_handler(receiver: Receiver) -> None:
+    """aprocess takes a plain function as well, such as one that only computes."""
+    import asyncio
+
+    assert asyncio.run(receiver.aprocess(EVENT, Counted(1))).value == 1
+
+
+# What makes two deliveries one
+
+
+def test_another_payload_under_the_same_key_is_refused(receiver: Receiver, colour: Colour) -> None:
+    """A reused id is an error, and the record of its first use stays as it was."""
+    colour.process(receiver, EVENT, Counted("first"))
+    with pytest.raises(KeyReused, match="another payload") as refused:
+        colour.process(receiver, Message("e-1", {"cents": 900}), must_not_run)
+    assert refused.value.key is not None
+    assert colour.process(receiver, EVENT, must_not_run).value == "first"
+
+
+def test_the_fingerprint_is_checked_on_takeover(
+    receiver: Receiver, colour: Colour, clock: ManualClock
+) -> None:
+    """After a crash too, the key belongs to the payload it was used with."""
+    crash(receiver, EVENT)
+    clock.advance(DAY / 2)
+    with pytest.raises(KeyReused):
+        colour.process(receiver, Message("e-1", {"cents": 900}), must_not_run)
+
+
+def test_the_order_of_keys_makes_no_other_payload(receiver: Receiver, colour: Colour) -> None:
+    """The same content written in another order is the same request."""
+    colour.process(receiver, Message("e-1", {"a": 1, "b": 2}), Counted())
+    assert colour.process(receiver, Message("e-1", {"b": 2, "a": 1}), must_not_run).replayed
+
+
+DIFFERENT: dict[str, Callable[[Receiver, Store], Any]] = {
+    "scope": lambda r, _: r.process(EVENT, Counted("other"), scope="tenant-b"),
+    "operation": lambda r, _: r.process(EVENT, Counted("other"), operation="refund"),
+    "version": lambda r, _: r.process(EVENT, Counted("other"), version=2),
+    "source": lambda r, _: r.process(Message("e-1", {"cents": 500}, source="shop"), Counted("other")),
+    "consumer": lambda _, s: Receiver(s, consumer="mailer").process(EVENT, Counted("other")),
+    "receiver's scope": lambda _, s: Receiver(s, scope="tenant-b").process(EVENT, Counted("other")),
+}
+
+
+@pytest.mark.parametrize("how", DIFFERENT)
+def test_the_same_id_elsewhere_is_another_effect(receiver: Receiver, store: Store, how: str) -> None:
+    """Scope, operation, version, source and consumer are part of a key: none sees another's record."""
+    receiver.process(EVENT, Counted("ours"))
+    other = DIFFERENT[how](receiver, store)
+    assert (other.status, other.value) == ("executed", "other")
+    assert receiver.process(EVENT, must_not_run).value == "ours"
+
+
+def test_two_tenants_never_see_each_others_payload(receiver: Receiver, colour: Colour) -> None:
+    """The same id with other content is no clash when it comes from another tenant."""
+    colour.process(receiver, EVENT, Counted("a"), scope="tenant-a")
+    other = Message("e-1", {"cents": 900})
+    assert colour.process(receiver, other, Counted("b"), scope="tenant-b").value == "b"
+    assert colour.process(receiver, EVENT, must_not_run, scope="tenant-a").value == "a"
+
+
+def test_a_consumer_is_not_a_source(store: Store) -> None:
+    """A consumer and a source of the same name are different parts of a key."""
+    Receiver(store, consumer="orders").process(EVENT, Counted("by consumer"))
+    from_source = Message("e-1", {"cents": 500}, source="orders")
+    assert Receiver(store).process(from_source, Counted("by source")).value == "by source"
+
+
+def test_consumers_stay_apart_within_an_operation(store: Store) -> None:
+    """Two consumers that call their operation by the same name each have their own effect."""
+    for name in ("mailer", "biller"):
+        outcome = Receiver(store, consumer=name).process(EVENT, Counted(name), operation="handle")
+        assert outcome.value == name
+
+
+def test_a_claim_and_a_message_do_not_meet(store: Store) -> None:
+    """A block's key and a message's key are apart, whatever the consumer is called."""
+    receiver = Receiver(store, consumer="claim")
+    receiver.process(Message("k"), Counted("message"))
+    with receiver.claim("k") as claim:
+        assert claim.first
+
+
+def test_a_message_without_an_id_gets_one_from_its_content(receiver: Receiver, colour: Colour) -> None:
+    """The same content from the same source is the same message; from elsewhere it is another."""
+    message = Message.with_content_id({"a": 1, "b": 2}, source="shop")
+    colour.process(receiver, message, Counted())
+    again = Message.with_content_id({"b": 2, "a": 1}, source="shop")
+    assert colour.process(receiver, again, must_not_run).replayed
+    elsewhere = Message.with_content_id({"a": 1, "b": 2}, source="kiosk")
+    assert colour.process(receiver, elsewhere, Counted()).status == "executed"
+
+
+def test_a_key_is_forgotten_after_its_time(receiver: Receiver, colour: Colour, clock: ManualClock) -> None:
+    """A key is remembered for keep= and then may run again."""
+    handler = Counted()
+    for passed in (0, DAY - 1, 2):
+        clock.advance(passed)
+        colour.process(receiver, EVENT, handler)
+    assert handler.runs == 2
+
+
+# What handlers raise
+
+
+def test_an_error_is_forgotten_unless_the_policy_says_otherwise(receiver: Receiver, colour: Colour) -> None:
+    """The handler's own exception is raised, and a retry runs again as the next attempt with a higher fence."""
+    failing = Counted(ValueError("no"))
+    with pytest.raises(ValueError, match="no") as raised:
+        colour.process(receiver, EVENT, failing)
+    assert raised.value is failing.result
+    retry = colour.process(receiver, EVENT, Counted("yes"))
+    assert (retry.status, retry.value, retry.attempt) == ("executed", "yes", 2)
+
+
+def test_a_remembered_error_is_a_result(receiver: Receiver, colour: Colour) -> None:
+    """Every repeat gets an error of the same type, arguments and attributes, with a note that it is a replay."""
+    policy = Policy(remember=(CardDeclined,))
+    for handler in (Counted(CardDeclined(51, "ING")), must_not_run):
+        with pytest.raises(CardDeclined) as declined:
+            colour.process(receiver, EVENT, handler, policy=policy)
+        error = declined.value
+        assert (type(error), error.args, error.code, error.bank) == (CardDeclined, ("ING says 51",), 51, "ING")
+    assert any("Replayed by effectonce" in note for note in error.__notes__)
+
+
+def test_a_remembered_error_includes_its_subtypes(receiver: Receiver, colour: Colour) -> None:
+    """A policy names a family of exceptions; the replay is of the exact type that was raised."""
+    policy = Policy(remember=LookupError)
+    for handler in (Counted(KeyError("k")), must_not_run):
+        with pytest.raises(KeyError) as raised:
+            colour.process(receiver, EVENT, handler, policy=policy)
+        assert raised.value.args == ("k",)
+
+
+def test_an_error_of_an_unknown_type_is_told_as_text(receiver: Receiver, colour: Colour) -> None:
+    """Where the type can't be rebuilt, the replay says its name and its message."""
+    with pytest.raises(CardDeclined):
+        colour.process(receiver, EVENT, Counted(CardDeclined(51, "ING")), policy=Policy(remember=CardDeclined))
+    with pytest.raises(RememberedError, match="ING says 51") as replayed:
+        colour.process(receiver, EVENT, must_not_run)
+    assert "CardDeclined" in replayed.value.error_type
+
+
+def test_a_handler_may_say_that_nothing_happened(receiver: Receiver, colour: Colour) -> None:
+    """NotApplied releases the claim, even where the policy remembers every error."""
+    with pytest.raises(NotApplied):
+        colour.process(receiver, EVENT, Counted(NotApplied()), policy=Policy(remember=Exception))
+    assert colour.process(receiver, EVENT, Counted()).attempt == 2
+
+
+def test_nothing_happened_is_not_in_doubt(receiver: Receiver, colour: Colour) -> None:
+    """NotApplied releases the claim, even where the policy is in doubt about every error."""
+    with pytest.raises(NotApplied):
+        colour.process(receiver, EVENT, Counted(NotApplied()), policy=Policy(in_doubt=Exception))
+    assert colour.process(receiver, EVENT, Counted()).attempt == 2
+
+
+def test_an_error_that_leaves_doubt(receiver: Receiver, colour: Colour, told: Told) -> None:
+    """After such an exception nobody knows: it is raised, and repeats are refused until it is settled."""
+    with pytest.raises(TimeoutError):
+        colour.process(receiver, EVENT, Counted(TimeoutError()), policy=Policy(in_doubt=TimeoutError))
+    with pytest.raises(InDoubt, match="resolve") as refused:
+        colour.process(receiver, EVENT, must_not_run)
+    assert refused.value.key == key_in(told)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Crash])
+def test_an_interrupt_is_not_the_handlers_word(
+    receiver: Receiver, clock: ManualClock, told: Told, kind: type[BaseException]
+) -> None:
+    """Ctrl-C or an exit in the middle of a handler keeps the claim: only its lease ends it."""
+    with pytest.raises(kind):
+        receiver.process(EVENT, Counted(kind()), policy=Policy(remember=BaseException, in_doubt=kind))
+    with pytest.raises(InProgress):
+        receiver.process(EVENT, must_not_run, policy=Policy(busy="reject"))
+    clock.advance(LONG * 3)
+    assert receiver.process(EVENT, Counted()).attempt == 2
+    assert "taken_over" in told.kinds()
+
+
+@pytest.mark.parametrize("verb", ["claim", "complete"])
+def test_an_interrupt_between_two_steps_leaves_nothing_running(clock: ManualClock, verb: str) -> None:
+    """Ctrl-C while the store is asked leaves the key to its lease, which nobody renews."""
+    store = StagedStore(clock=clock)
+    receiver = Receiver(store, monotonic=clock)
+    store.fail(verb, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        receiver.process(EVENT, Counted())
+    store.recover()
+    assert not receiver._keeper.live
+
+
+# Attempts
+
+
+def test_attempts_are_counted_and_limited(clock: ManualClock, store: Store, colour: Colour) -> None:
+    """When every allowed attempt failed the key is closed, a dead letter is written once, and it stays closed."""
+    letters: list[tuple[str, str]] = []
+    policy = Policy(max_attempts=2, dead_letter=lambda key, why: letters.append((key, why)))
+    receiver = Receiver(store, policy=policy, monotonic=clock)
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            colour.process(receiver, EVENT, Counted(ValueError()))
+    for _ in range(2):
+        with pytest.raises(AttemptsExhausted, match="2 attempts") as refused:
+            colour.process(receiver, EVENT, must_not_run)
+    assert letters == [(refused.value.key, "exhausted")]
+
+
+def test_crashes_count_as_attempts(receiver: Receiver, clock: ManualClock, colour: Colour) -> None:
+    """A message that kills its worker each time is given up, too."""
+    policy = Policy(max_attempts=2)
+    for _ in range(2):
+        crash(receiver, EVENT, policy=policy)
+        clock.advance(LONG * 3)
+    with pytest.raises(AttemptsExhausted):
+        colour.process(receiver, EVENT, must_not_run, policy=policy)
+
+
+# Late arrivals
+
+SENT = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def today(clock: ManualClock) -> ManualClock:
+    """A wall clock that is two days after ``SENT``."""
+    clock.advance(SENT.timestamp() + 2 * DAY - clock())
+    return clock
+
+
+@pytest.mark.parametrize("sent", [SENT, SENT.timestamp()], ids=["datetime", "seconds"])
+def test_a_message_older_than_the_memory_is_refused(
+    today: ManualClock, receiver: Receiver, colour: Colour, sent: Any
+) -> None:
+    """An unknown message that is older than keep= may have been processed and forgotten, so it is not run."""
+    with pytest.raises(LateArrival, match="older"):
+        colour.process(receiver, Message("e-1", timestamp=sent), must_not_run)
+
+
+def test_a_late_message_may_be_processed(today: ManualClock, receiver: Receiver, colour: Colour) -> None:
+    """late="process" runs it: a repeat is the lesser evil."""
+    outcome = colour.process(receiver, Message("e-1", timestamp=SENT), Counted(), policy=Policy(late="process"))
+    assert outcome.status == "executed"
+
+
+def test_a_late_message_may_be_set_aside(today: ManualClock, receiver: Receiver, colour: Colour) -> None:
+    """late="dead_letter" hands the key to the callback; the outcome says late, and nothing is raised or run."""
+    letters: list[tuple[str, str]] = []
+    policy = Policy(late="dead_letter", dead_letter=lambda key, why: letters.append((key, why)))
+    outcome = colour.process(receiver, Message("e-1", timestamp=SENT), must_not_run, policy=policy)
+    assert (outcome.status, outcome.value, outcome.error) == ("late", None, None)
+    ((key, why),) = letters
+    assert (key.endswith("e-1"), why) == (True, "late")
+
+
+def test_a_late_repeat_is_a_repeat(today: ManualClock, receiver: Receiver, colour: Colour) -> None:
+    """A message of any age whose key is remembered is replayed, not refused."""
+    today.advance(-1.5 * DAY)
+    message = Message("e-1", timestamp=SENT)
+    colour.process(receiver, message, Counted("in time"))
+    today.advance(DAY - 1)
+    assert colour.process(receiver, message, must_not_run).value == "in time"
+
+
+def test_a_recent_message_is_not_late(today: ManualClock, receiver: Receiver, colour: Colour) -> None:
+    """Younger than keep=, or from a sender whose clock is ahead: it runs."""
+    for number, age in enumerate((0, DAY, -DAY)):
+        message = Message(f"e-{number}", timestamp=today() - age)
+        assert colour.process(receiver, message, Counted()).status == "executed"
+
+
+def test_a_timestamp_needs_a_zone() -> None:
+    """Without one its age can't be told, so the message is refused as it is made."""
+    with pytest.raises(UsageError, match="no time zone"):
+        Message("e-1", timestamp=datetime(2024, 5, 1))  # noqa: DTZ001
+
+
+# Duplicates of a running attempt
+
+
+@pytest.fixture
+def shared(store: Store, told: Told) -> Receiver:
+    """A receiver with a real local clock, for attempts that run at the same time."""
+    return Receiver(store, hooks=[told])
+
+
+@pytest.fixture(params=["one receiver", "two receivers"])
+def other(request: pytest.FixtureRequest, shared: Receiver, store: Store, told: Told) -> Receiver:
+    """Who gets the duplicate: the process that runs the first, or one beside it."""
+    return shared if request.param == "one receiver" else Receiver(store, hooks=[told])
+
+
+def is_waiting(told: Told) -> None:
+    wait_until(lambda: "busy" in told.kinds(), what="A waiting duplicate")
+
+
+@pytest.mark.parametrize("busy", ["wait", "join"])
+def test_a_duplicate_waits_for_the_answer(
+    shared: Receiver, other: Receiver, colour: Colour, told: Told, busy: Any
+) -> None:
+    """It gets the running attempt's result, once that is recorded."""
+    with running(shared, EVENT, "first") as leave:
+        second = Caller(lambda: colour.process(other, EVENT, must_not_run, policy=Policy(busy=busy)))
+        is_waiting(told)
+        leave.set()
+        outcome = second.answer()
+    assert (outcome.status, outcome.value, outcome.attempt) == ("replayed", "first", 1)
+
+
+def test_a_waiter_runs_when_the_first_gave_up(
+    shared: Receiver, other: Receiver, colour: Colour, told: Told
+) -> None:
+    """A released claim is the waiter's: it is the retry."""
+    with running(shared, EVENT, ValueError("no")) as leave:
+        second = Caller(lambda: colour.process(other, EVENT, Counted("second")))
+        is_waiting(told)
+        leave.set()
+        outcome = second.answer()
+    assert (outcome.status, outcome.value, outcome.attempt) == ("executed", "second", 2)
+
+
+def test_a_joined_error_is_shared(shared: Receiver, colour: Colour, told: Told) -> None:
+    """busy="join" shares the fate of the running attempt, its error included, and does not try for itself."""
+    error = ValueError("no")
+    with running(shared, EVENT, error) as leave:
+        second = Caller(lambda: colour.process(shared, EVENT, must_not_run, policy=Policy(busy="join")))
+        is_waiting(told)
+        leave.set()
+        with pytest.raises(ValueError) as raised:
+            second.answer()
+    assert raised.value is error
+
+
+def test_a_duplicate_may_be_rejected(shared: Receiver, other: Receiver, colour: Colour) -> None:
+    """busy="reject" says at once when to ask again."""
+    with running(shared, EVENT, policy=Policy(lease=LONG)):
+        with pytest.raises(InProgress) as refused:
+            colour.process(other, EVENT, must_not_run, policy=Policy(busy="reject"))
+    assert 0 < refused.value.retry_after <= LONG
+    assert refused.value.key is not None
+
+
+def test_a_duplicate_may_be_skipped(shared: Receiver, other: Receiver, colour: Colour) -> None:
+    """busy="skip" gives an outcome without a result and without an error."""
+    with running(shared, EVENT):
+        outcome = colour.process(other, EVENT, must_not_run, policy=Policy(busy="skip"))
+    assert (outcome.status, outcome.value, outcome.error) == ("in_progress", None, None)
+
+
+@pytest.mark.parametrize("busy", ["wait", "join"])
+def test_patience_has_a_bound(shared: Receiver, other: Receiver, colour: Colour, busy: Any) -> None:
+    """After wait= the duplicate is told that the first is still running."""
+    with running(shared, EVENT), pytest.raises(InProgress):
+        colour.process(other, EVENT, must_not_run, policy=Policy(busy=busy, wait=0.05))
+
+
+@pytest.mark.parametrize("busy", ["wait", "reject", "join", "skip"])
+def test_another_payload_never_waits(shared: Receiver, colour: Colour, busy: Any) -> None:
+    """A key that is running with another payload is reused, not busy."""
+    with running(shared, EVENT), pytest.raises(KeyReused):
+        colour.process(shared, Message("e-1", "else"), must_not_run, policy=Policy(busy=busy))
+
+
+def test_a_waiter_takes_over_from_a_crashed_holder(
+    shared: Receiver, other: Receiver, colour: Colour, clock: ManualClock, told: Told
+) -> None:
+    """By default a duplicate waits longer than the lease, so that it is the one who goes on after a crash."""
+    crash(shared, EVENT)
+    waiter = Caller(lambda: colour.process(other, EVENT, Counted("mine")))
+    is_waiting(told)
+    clock.advance(LONG * 3)
+    outcome = waiter.answer()
+    assert (outcome.status, outcome.value, outcome.attempt) == ("executed", "mine", 2)
+
+
+def test_a_crowd_runs_a_key_once(shared: Receiver, colour: Colour) -> None:
+    """Of many threads with one message, one runs it and all get its result."""
+    ready = threading.Barrier(8)
+    handler = Counted("once")
+
+    def deliver() -> Any:
+        ready.wait()
+        return colour.process(shared, EVENT, handler)
+
+    outcomes = [caller.answer() for caller in [Caller(deliver) for _ in range(8)]]
+    assert {outcome.value for outcome in outcomes} == {"once"}
+    assert sorted(outcome.status for outcome in outcomes) == ["executed"] + ["replayed"] * 7
+    assert handler.runs == 1
+
+
+# Results that can't be kept
+
+
+def test_a_result_need_not_be_stored(receiver: Receiver, colour: Colour) -> None:
+    """store_result=False remembers that it happened; repeats return None and run nothing."""
+    policy = Policy(store_result=False)
+    assert colour.process(receiver, EVENT, Counted("secret"), policy=policy).value == "secret"
+    again = colour.process(receiver, EVENT, must_not_run, policy=policy)
+    assert (again.status, again.value, again.error) == ("replayed", None, None)
+    assert b"secret" not in (receiver.get("|message||e-1") or [])
+
+
+@dataclass
+class Incomplete:
+    """An object that loses a field on the way."""
+
+    number: int = 1
+
+
+def incomplete() -> Incomplete:
+    broken = Incomplete()
+    del broken.__dict__["number"]
+    return broken
+
+
+def deep() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+def looped() -> list[Any]:
+    nested: list[Any] = []
+    nested.append(nested)
+    return nested
+
+
+class Moody(dict[str, int]):
+    """A mapping that can't be read."""
+
+    def items(self) -> Any:
+        raise RuntimeError("not today")
+
+
+UNSTORABLE: dict[str, Callable[[], Any]] = {
+    "an object without a stored form": object,
+    "a generator": lambda: (n for n in ()),
+    "a deep nest": deep,
+    "a loop": looped,
+    "a broken object": incomplete,
+    "a mapping that raises": Moody,
+}
+
+
+@pytest.mark.parametrize("what", UNSTORABLE)
+def test_a_result_that_cant_be_stored_is_still_a_completion(
+    receiver: Receiver, colour: Colour, what: str
+) -> None:
+    """The first call returns it; repeats say that it was done but has no stored result, and never run again."""
+    value = UNSTORABLE[what]()
+
+    def handler(_: Message) -> Incomplete | Moody | list[Any]:
+        return value
+
+    assert colour.process(receiver, EVENT, handler).value is value
+    for _ in range(2):
+        with pytest.raises(ResultUnavailable, match="done once"):
+            colour.process(receiver, EVENT, must_not_run)
+    assert not receiver._keeper.live
+
+
+def test_a_result_may_be_too_large(receiver: Receiver, colour: Colour) -> None:
+    """One larger than max_result= is treated the same, and the replay says both sizes."""
+    policy = Policy(max_result=100)
+    assert colour.process(receiver, EVENT, Counted("x" * 200), policy=policy).value == "x" * 200
+    with pytest.raises(ResultUnavailable, match="max_result is 100"):
+        colour.process(receiver, EVENT, must_not_run, policy=policy)
+
+
+def test_a_generator_is_no_handler(receiver: Receiver) -> None:
+    """A generator function would do nothing when it is called, so it is refused before anything is claimed."""
+
+    def handler(_: Message) -> Any:
+        yield "never reached"
+
+    with pytest.raises(UsageError, match="generator"):
+        receiver.process(EVENT, handler)
+    assert receiver.process(EVENT, Counted()).attempt == 1
+
+
+# The local cache
+
+
+@pytest.fixture
+def staged(clock: ManualClock) -> StagedStore:
+    """A store whose round trips are listed."""
+    return StagedStore(clock=clock)
+
+
+@pytest.fixture
+def caching(staged: StagedStore, clock: ManualClock) -> Receiver:
+    """A receiver that remembers two finished keys by itself."""
+    return Receiver(staged, policy=Policy(local_cache=2), monotonic=clock)
+
+
+def test_the_cache_answers_without_the_store(caching: Receiver, staged: StagedStore, colour: Colour) -> None:
+    """A key that this process finished or replayed is answered with no round trip."""
+    first = colour.process(caching, EVENT, Counted("kept"))
+    staged.calls.clear()
+    again = colour.process(caching, EVENT, must_not_run)
+    assert (again.value, again.status, again[3:]) == ("kept", "replayed", first[3:])
+    assert staged.calls == []
+
+
+def test_the_cache_learns_from_a_replay(caching: Receiver, staged: StagedStore, colour: Colour) -> None:
+    """What another process did is cached once it has been replayed here."""
+    Receiver(staged).process(EVENT, Counted("theirs"))
+    colour.process(caching, EVENT, must_not_run)
+    staged.calls.clear()
+    assert colour.process(caching, EVENT, must_not_run).value == "theirs"
+    assert staged.calls == []
+
+
+def test_the_cache_respects_the_payload(caching: Receiver, colour: Colour) -> None:
+    """A reused key is refused as it is without the cache."""
+    colour.process(caching, EVENT, Counted())
+    with pytest.raises(KeyReused):
+        colour.process(caching, Message("e-1", "else"), must_not_run)
+
+
+def test_the_cache_has_a_bound(caching: Receiver, staged: StagedStore, colour: Colour) -> None:
+    """The oldest key makes room, and is then asked from the store."""
+    for number in range(3):
+        colour.process(caching, Message(f"e-{number}"), Counted())
+    staged.calls.clear()
+    for number in (1, 2, 0):
+        assert colour.process(caching, Message(f"e-{number}"), must_not_run).replayed
+    assert staged.calls == ["claim"]
+
+
+def test_the_cache_forgets_with_the_store(
+    caching: Receiver, staged: StagedStore, colour: Colour, clock: ManualClock
+) -> None:
+    """After keep= the key may run again, and its new answer is cached as the old one was."""
+    colour.process(caching, EVENT, Counted("old"))
+    clock.advance(DAY + 1)
+    assert colour.process(caching, EVENT, Counted("new")).value == "new"
+    staged.calls.clear()
+    assert colour.process(caching, EVENT, must_not_run).value == "new"
+    assert staged.calls == []
+
+
+def test_a_replay_makes_no_cached_answer_older_than_the_record(
+    caching: Receiver, staged: StagedStore, colour: Colour, clock: ManualClock
+) -> None:
+    """A key that was cached late is forgotten when its record is, not keep= after the replay."""
+    Receiver(staged).process(EVENT, Counted("old"))
+    clock.advance(DAY - 1)
+    colour.process(caching, EVENT, must_not_run)
+    clock.advance(2)
+    assert colour.process(caching, EVENT, Counted("new")).value == "new"
+
+
+# Trouble with the store
+
+
+def test_no_answer_no_run(staged: StagedStore, colour: Colour) -> None:
+    """When the store can't be asked the handler does not run, and the error says when to ask again."""
+    staged.fail("claim", error=StoreUnavailable("gone", retry_after=3.0))
+    with pytest.raises(StoreUnavailable, match="gone"):
+        colour.process(Receiver(staged), EVENT, must_not_run)
+
+
+@pytest.mark.parametrize("verb", ["claim", "complete"])
+def test_a_lost_reply_is_asked_for_again(staged: StagedStore, colour: Colour, verb: str) -> None:
+    """A command whose answer got lost is sent again by the same owner, and nothing runs twice."""
+
+    def lose_one() -> None:
+        staged.after.clear()
+        raise StoreUnavailable("the line broke")
+
+    staged.after[verb] = lose_one
+    handler = Counted("one")
+    outcome = colour.process(Receiver(staged), EVENT, handler)
+    assert (outcome.status, outcome.attempt, handler.runs) == ("executed", 1, 1)
+    assert staged.calls.count(verb) == 2
+
+
+def test_a_result_that_could_not_be_recorded_is_not_given(staged: StagedStore, colour: Colour) -> None:
+    """The caller hears that the store failed, and a retry meets the claim instead of a second run."""
+    receiver = Receiver(staged)
+    staged.fail("complete", error=StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable, match="could not be recorded"):
+        colour.process(receiver, EVENT, Counted())
+    with pytest.raises(InProgress):
+        colour.process(receiver, EVENT, must_not_run, policy=Policy(busy="reject"))
+
+
+def test_a_failed_release_is_still_the_handlers_error(staged: StagedStore, colour: Colour) -> None:
+    """When a forgotten error can't be recorded, the handler's own exception says it best."""
+    staged.fail("complete", error=StoreUnavailable("gone"))
+    with pytest.raises(ValueError, match="no"):
+        colour.process(Receiver(staged), EVENT, Counted(ValueError("no")))
+
+
+# Doubt
+
+
+ONCE = Policy(on_crash="in_doubt")
+
+
+@pytest.fixture
+def doubtful(receiver: Receiver, clock: ManualClock, told: Told) -> str:
+    """The key of EVENT, whose only attempt crashed in a receiver that never starts twice."""
+    crash(receiver, EVENT, policy=ONCE)
+    clock.advance(LONG * 3)
+    with pytest.raises(InDoubt):
+        receiver.process(EVENT, must_not_run, policy=ONCE)
+    return key_in(told)
+
+
+def test_at_most_once_waits_for_a_word(doubtful: str, receiver: Receiver, colour: Colour) -> None:
+    """A crash of an attempt that may start once is never taken over, under no policy."""
+    for policy in (ONCE, Policy()):
+        with pytest.raises(InDoubt):
+            colour.process(receiver, EVENT, must_not_run, policy=policy)
+
+
+def test_doubt_outlasts_every_retention(
+    doubtful: str, receiver: Receiver, colour: Colour, clock: ManualClock
+) -> None:
+    """What is in doubt is never forgotten by time or purged."""
+    clock.advance(400 * DAY)
+    assert receiver.purge() == 0
+    with pytest.raises(InDoubt):
+        colour.process(receiver, EVENT, must_not_run)
+
+
+def test_a_person_says_that_it_completed(doubtful: str, receiver: Receiver, colour: Colour) -> None:
+    """resolve(key, "completed", value): every repeat gets that value."""
+    assert colour.resolve(receiver, doubtful, "completed", {"receipt": 7})
+    assert colour.process(receiver, EVENT, must_not_run).value == {"receipt": 7}
+
+
+def test_a_person_says_that_it_failed(doubtful: str, receiver: Receiver, colour: Colour) -> None:
+    """resolve(key, "failed", error): every repeat gets that error."""
+    assert colour.resolve(receiver, doubtful, "failed", CardDeclined(51, "ING"))
+    with pytest.raises(CardDeclined) as declined:
+        colour.process(receiver, EVENT, must_not_run, policy=Policy(remember=CardDeclined))
+    assert declined.value.code == 51
+
+
+def test_a_person_says_that_nothing_happened(doubtful: str, receiver: Receiver, colour: Colour) -> None:
+    """resolve(key, "not_applied"): the next delivery runs, as the next attempt."""
+    assert colour.resolve(receiver, doubtful, "not_applied")
+    assert colour.process(receiver, EVENT, Counted("now")).attempt == 2
+
+
+@pytest.mark.parametrize("words", [("completed", 1), ("failed", ValueError()), ("not_applied",)])
+def test_what_is_settled_stays_settled(
+    doubtful: str, receiver: Receiver, colour: Colour, words: tuple[Any, ...]
+) -> None:
+    """A second word, the same or another, changes nothing and is answered with False."""
+    assert colour.resolve(receiver, doubtful, *words)
+    before = receiver.get(doubtful)
+    assert not colour.resolve(receiver, doubtful, *words)
+    assert not colour.resolve(receiver, doubtful, "completed", "another")
+    assert receiver.get(doubtful) == before
+
+
+def test_only_doubt_can_be_settled(receiver: Receiver, colour: Colour, told: Told) -> None:
+    """A key that is unknown, running or finished has nothing to settle."""
+    assert not colour.resolve(receiver, "nobody's", "completed")
+    crash(receiver, EVENT)
+    record = next(iter(receiver._keeper.live), None)
+    assert record is None
+    assert not colour.resolve(receiver, key_in(told), "completed")
+    colour.process(receiver, Message("e-2"), Counted())
+    assert not colour.resolve(receiver, key_in(told), "completed", "another")
+
+
+@pytest.mark.parametrize("words", [("done",), ("failed", "no exception"), ("failed",), (None,)], ids=repr)
+def test_a_settlement_has_three_words(
+    doubtful: str, receiver: Receiver, colour: Colour, words: tuple[Any, ...]
+) -> None:
+    """An unknown word, or a failure without its exception, is refused and settles nothing."""
+    with pytest.raises(UsageError):
+        colour.resolve(receiver, doubtful, *words)
+    record = receiver.get(doubtful)
+    assert record is not None
+    assert record.state is State.IN_DOUBT
+
+
+def test_a_settlement_whose_value_cant_be_stored_is_refused(
+    doubtful: str, receiver: Receiver, colour: Colour
+) -> None:
+    """A person who gives a value wants it replayed: one without a stored form is an error, and settles nothing."""
+    with pytest.raises(EffectOnceError):
+        colour.resolve(receiver, doubtful, "completed", object())
+    record = receiver.get(doubtful)
+    assert record is not None
+    assert record.state is State.IN_DOUBT
+
+
+RESOLUTIONS: dict[str, Callable[[], Resolution | None]] = {
+    "completed": lambda: Resolution.completed("found"),
+    "failed": lambda: Resolution.failed(CardDeclined(51, "ING")),
+    "not applied": Resolution.not_applied,
+    "unknown": lambda: None,
+}
+
+
+@pytest.mark.parametrize("found", RESOLUTIONS)
+def test_a_prober_settles_by_itself(
+    doubtful: str, receiver: Receiver, colour: Colour, found: str
+) -> None:
+    """It is asked when a duplicate meets the doubt, with the record; the duplicate gets what follows from its word."""
+    asked = []
+
+    def prober(record: Any) -> Resolution | None:
+        asked.append((record.key, record.state))
+        return RESOLUTIONS[found]()
+
+    policy = Policy(prober=prober, remember=CardDeclined)
+    expected: dict[str, Callable[[], Any]] = {
+        "completed": lambda: colour.process(receiver, EVENT, must_not_run, policy=policy).value == "found",
+        "not applied": lambda: colour.process(receiver, EVENT, Counted(), policy=policy).attempt == 2,
+        "failed": lambda: pytest.raises(CardDeclined, colour.process, receiver, EVENT, must_not_run, policy=policy),
+        "unknown": lambda: pytest.raises(InDoubt, colour.process, receiver, EVENT, must_not_run, policy=policy),
+    }
+    assert expected[found]()
+    assert asked == [(doubtful, State.IN_DOUBT)]
+
+
+def test_a_loop_may_have_an_async_prober(doubtful: str, receiver: Receiver) -> None:
+    """On an event loop the prober may be a coroutine function."""
+    import asyncio
+
+    async def prober(_: Any) -> Resolution:
+        return Resolution.completed("found")
+
+    outcome = asyncio.run(receiver.aprocess(EVENT, must_not_run, policy=Policy(prober=prober)))  # type: ignore[arg-type]
+    assert outcome.value == "found"
+
+
+def test_a_blocking_call_cant_await_its_prober(doubtful: str, receiver: Receiver) -> None:
+    """A coroutine prober in a blocking call is an error of the tree, and the doubt stays."""
+
+    async def prober(_: Any) -> Resolution:
+        return Resolution.completed("found")
+
+    with pytest.raises(EffectOnceError):
+        receiver.process(EVENT, must_not_run, policy=Policy(prober=prober))  # type: ignore[arg-type]
+    with pytest.raises(InDoubt):
+        receiver.process(EVENT, must_not_run)
+
+
+# Sweeping
+
+
+def test_a_sweep_redrives_what_was_abandoned(receiver: Receiver, colour: Colour, clock: ManualClock) -> None:
+    """Each abandoned key is handed over once; its own claim takes over, and live attempts are left alone."""
+    crash(receiver, EVENT)
+    clock.advance(LONG * 3)
+    crash(receiver, Message("live"))
+    redriven = []
+
+    def redrive(record: Any) -> None:
+        redriven.append(record.key)
+        assert receiver.process(EVENT, Counted("swept")).attempt == 2
+
+    swept = colour.sweep(receiver, redrive)
+    assert (swept.abandoned, swept.redriven, swept.failed, len(redriven)) == (1, 1, 0, 1)
+    assert receiver.process(EVENT, must_not_run).value == "swept"
+    assert colour.sweep(receiver, redrive).abandoned == 0
+
+
+def test_a_sweep_without_redrive_only_counts(receiver: Receiver, colour: Colour, clock: ManualClock) -> None:
+    """It says what it found and leaves it to the next delivery."""
+    crash(receiver, EVENT)
+    clock.advance(LONG * 3)
+    swept = colour.sweep(receiver)
+    assert (swept.abandoned, swept.redriven, swept.in_doubt) == (1, 0, 0)
+    assert receiver.process(EVENT, Counted()).attempt == 2
+
+
+def test_a_sweep_finds_doubt(receiver: Receiver, colour: Colour, clock: ManualClock, told: Told) -> None:
+    """An abandoned attempt that may start once becomes IN_DOUBT without waiting for a duplicate."""
+    crash(receiver, EVENT, policy=ONCE)
+    clock.advance(LONG * 3)
+    assert colour.sweep(receiver, must_not_run).in_doubt == 1
+    record = receiver.get(told[0].key)
+    assert record is not None
+    assert record.state is State.IN_DOUBT
+
+
+@pytest.mark.parametrize("found", RESOLUTIONS)
+def test_a_sweep_asks_the_prober(
+    receiver: Receiver, colour: Colour, clock: ManualClock, told: Told, found: str
+) -> None:
+    """Doubt, old and new, is settled where the prober knows, and left where it doesn't."""
+    crash(receiver, EVENT, policy=ONCE)
+    clock.advance(LONG * 3)
+    swept = colour.sweep(receiver, policy=Policy(prober=lambda _: RESOLUTIONS[found]()))
+    states = {"completed": "COMPLETED", "failed": "FAILED", "not applied": "ABSENT", "unknown": "IN_DOUBT"}
+    record = receiver.get(told[0].key)
+    assert record is not None
+    assert record.state.name == states[found]
+    assert (swept.in_doubt, swept.settled) == (1, found != "unknown")
+
+
+def test_one_bad_key_does_not_stop_a_sweep(receiver: Receiver, colour: Colour, clock: ManualClock) -> None:
+    """What a re-drive raises is counted, and the others go on."""
+    for number in range(3):
+        crash(receiver, Message(f"e-{number}"))
+    clock.advance(LONG * 3)
+
+    def redrive(record: Any) -> None:
+        if record.key.endswith("e-1"):
+            raise ValueError("can't")
+
+    swept = colour.sweep(receiver, redrive)
+    assert (swept.abandoned, swept.redriven, swept.failed) == (3, 2, 1)
+
+
+def test_two_sweepers_run_a_key_once(store: Store, clock: ManualClock) -> None:
+    """Both may find the same record; one takes over, the other gets its answer."""
+    receivers = [Receiver(store) for _ in range(2)]
+    crash(receivers[0], EVENT)
+    clock.advance(LONG * 3)
+    both = threading.Barrier(2)
+    handler = Counted("swept")
+
+    def sweep(receiver: Receiver) -> Any:
+        def redrive(_: Any) -> Any:
+            both.wait(20)
+            return receiver.process(EVENT, handler)
+
+        return receiver.sweep(redrive)
+
+    callers = [Caller(lambda r=receiver: sweep(r)) for receiver in receivers]
+    assert [caller.answer().redriven for caller in callers] == [1, 1]
+    assert handler.runs == 1
+
+
+def test_a_sweep_never_claims_for_itself(clock: ManualClock) -> None:
+    """A key that is released while the sweep looks at it stays free: nobody is sweeping's victim."""
+    store = StagedStore(clock=clock)
+    receiver = Receiver(store, monotonic=clock)
+    entered, leave = threading.Event(), threading.Event()
+
+    def handler(_: Message) -> None:
+        entered.set()
+        leave.wait(20)
+        raise ValueError("gave up late")
+
+    slow = Caller(lambda: receiver.process(EVENT, handler, policy=ONCE))
+    assert entered.wait(20)
+    clock.advance(LONG * 3)
+
+    def release() -> None:
+        store.after.clear()
+        leave.set()
+        slow.join()
+
+    store.after["scan"] = release
+    swept = receiver.sweep(policy=ONCE)
+    assert isinstance(slow.error, ValueError)
+    assert swept.in_doubt == 0
+    assert receiver.process(EVENT, Counted(), policy=ONCE.but(busy="reject")).status == "executed"
+
+
+def test_live_attempts_do_not_hide_abandoned_ones(receiver: Receiver, colour: Colour, clock: ManualClock) -> None:
+    """However many attempts are running, sweeps come to the abandoned one behind them."""
+    crash(receiver, Message("z"))
+    clock.advance(LONG * 3)
+    for name in "abc":
+        crash(receiver, Message(name))
+    assert sum(colour.sweep(receiver, limit=2).abandoned for _ in range(3)) >= 1
+
+
+# Looking and letting go
+
+
+def test_what_is_remembered_can_be_looked_at(receiver: Receiver, told: Told) -> None:
+    """get() gives the record of a key by its text, or by the id of a claim; None for an unknown one."""
+    assert receiver.get("nobody's") is None
+    receiver.process(EVENT, Counted())
+    record = receiver.get(key_in(told))
+    assert record is not None
+    assert (record.state, record.attempts) == (State.COMPLETED, 1)
+    with receiver.claim("block"):
+        pass
+    assert receiver.get("block") is not None
+
+
+def test_an_id_with_bars_is_found_again(receiver: Receiver) -> None:
+    """The id given to claim() finds its record, whatever characters it has."""
+    with receiver.claim("a|b|c|d"):
+        pass
+    assert receiver.get("a|b|c|d") is not None
+
+
+def test_purge_forgets_what_has_expired(receiver: Receiver, clock: ManualClock, told: Told) -> None:
+    """It says how many records are gone, tells it, and touches nothing that is still remembered."""
+    for number in range(5):
+        receiver.process(Message(f"old-{number}"), Counted())
+    clock.advance(DAY + 200)
+    receiver.process(EVENT, Counted())
+    gone = sum(receiver.purge() for _ in range(3))
+    assert gone <= 5
+    assert receiver.get("|message||old-0") is None or gone < 5
+    assert told.kinds().count("purged") == (1 if gone else 0)
+    assert receiver.process(EVENT, must_not_run).replayed
+
+
+def test_stats_count_what_happened(receiver: Receiver, colour: Colour) -> None:
+    """stats() has the counts and the share of duplicates."""
+    for _ in range(4):
+        colour.process(receiver, EVENT, Counted())
+    figures = receiver.stats().since_start
+    assert figures.counts["completed"] == 1
+    assert figures.counts["replayed"] == 3
+    assert (figures.deliveries, figures.duplicate_rate) == (4, 0.75)
+
+
+def test_a_closed_receiver_runs_nothing(store: Store, colour: Colour) -> None:
+    """After close() every call is a store error; closing twice is fine."""
+    receiver = Receiver(store)
+    receiver.close()
+    receiver.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        colour.process(receiver, EVENT, must_not_run)
+
+
+def test_a_receiver_is_a_context(tmp_path: Any) -> None:
+    """``with Receiver(...)`` closes at its end, and what was done is there for the next one."""
+    url = f"sqlite:///{tmp_path}/effects.db"
+    with Receiver(url) as first:
+        first.process(EVENT, Counted("kept"))
+    with Receiver(url) as second:
+        assert second.process(EVENT, must_not_run).value == "kept"
+
+
+def test_receivers_share_a_store(clock: ManualClock) -> None:
+    """Two receivers on one Store object know each other's records."""
+    store = MemoryStore(clock=clock)
+    Receiver(store).process(EVENT, Counted("one"))
+    assert Receiver(store).process(EVENT, must_not_run).value == "one"
