@@ -18,6 +18,7 @@ from .errors import (
     LateArrival,
     NotApplied,
     ResultUnavailable,
+    UsageError,
 )
 from .hooks import EventKind
 from .keys import new_owner
@@ -76,18 +77,23 @@ def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:
     """The command that a handler's exception asks for, by the policy."""
     policy = call.policy
     state, result = State.ABSENT, None
-    if isinstance(error, policy.in_doubt):
+    if isinstance(error, NotApplied):
+        pass  # the handler's own word that nothing happened goes before every list of types
+    elif isinstance(error, policy.in_doubt):
         state = State.IN_DOUBT
-    elif isinstance(error, policy.remember) and not isinstance(error, NotApplied):
+    elif isinstance(error, policy.remember):
         state, result = State.FAILED, codec.encode_error(error)
     return Completion(call.key, attempt.claim.owner, attempt.fence, state, result, policy.keep)
 
 
 def settlement_of(call: Call, record: Record, resolution: Resolution) -> Completion:
-    """The command that ends a record in doubt as a prober or a person says."""
+    """The command that ends a record in doubt as a prober or a person says. A value that can't be stored is an error."""
     state, result = State.ABSENT, None
     if resolution.kind == "completed":
         state, result = State.COMPLETED, encoded(call.policy, call.hint, resolution.value)
+        if result is not None and result.startswith(UNAVAILABLE):
+            why = result[1:].decode("utf-8", "replace")
+            raise UsageError(f"This can't be the result of an attempt in doubt: {why}.", key=call.key)
     elif resolution.kind == "failed":
         state, result = State.FAILED, codec.encode_error(resolution.value)
     return Completion(record.key, NOBODY, record.fence, state, result, call.policy.keep)

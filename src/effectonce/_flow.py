@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import count
 from types import CoroutineType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -18,7 +19,7 @@ from ._blocking import Gathered
 from ._keeper import Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
-from .errors import LeaseLost, StoreError, StoreUnavailable
+from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable
 from .hooks import EventKind, Events
 from .stores.base import Store
 
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 CLAIMED, TAKEN_OVER, REPLAY, BUSY, MISMATCH, IN_DOUBT, EXHAUSTED, LATE = Verdict
 DONE, REPEATED, FENCED = Ending
+GRANTED = (CLAIMED, TAKEN_OVER)
 COMPLETED = State.COMPLETED
 
 SENDS = 4
@@ -85,7 +87,7 @@ class Flow:
                 answer = await store.claim(claim)
             except colour.trouble as error:
                 answer = error
-        if type(answer) is Decision and answer.verdict is CLAIMED:
+        if type(answer) is Decision and answer.verdict is CLAIMED and self.monotonic() - started < claim.lease:
             attempt = self.begin(claim, answer, started)
         else:
             opened = await self.open(colour, call, answer, started)
@@ -107,6 +109,9 @@ class Flow:
             ending = await store.complete(completion)
         except colour.trouble as error:
             return await self.finish(colour, call, attempt, value, error)
+        except BaseException:  # Ctrl-C: nobody brings this to its end, so its lease may not be kept for ever
+            self.keeper.forget(attempt)
+            raise
         if ending is FENCED:
             return await self.overtaken(colour, call, attempt)
         return self.recorded(call, attempt, completion, value)
@@ -143,10 +148,12 @@ class Flow:
                 refused = await waiting.turn(colour, answer)
                 if refused is not None:
                     return refused
-            elif answer.verdict is IN_DOUBT and policy.prober and not probed:
-                probed = await self._probe(colour, call, answer)
+            elif answer.verdict is IN_DOUBT and answer.record and policy.prober and not probed:
+                probed = await self.probe(colour, call, answer.record)
                 if not probed:
                     return self.refuse(call, answer)
+            elif answer.verdict in GRANTED and self.monotonic() - started >= claim.lease:
+                pass  # the reply came after its lease: only if nobody took over meanwhile may this attempt begin
             else:
                 if waiting is not None:
                     self.events.note("waited", started)
@@ -159,7 +166,7 @@ class Flow:
         if verdict is CLAIMED or verdict is TAKEN_OVER:
             return self.begin(call.claim, decision, started)
         if verdict is REPLAY and record is not None:
-            return self.replay(call, record)
+            return self.replay(call, record, decision.retry_after)
         return self.refuse(call, decision)
 
     def begin(self, claim: Claim, decision: Decision, started: float) -> Attempt:
@@ -200,7 +207,7 @@ class Flow:
         if events.hooks:
             events.tell("completed", claim.key, attempt.fence, attempt.number, attempt.guarantee, took)
         if call.policy.local_cache:
-            self._remember(call, answers.record_of(call, attempt, completion))
+            self._remember(call, answers.record_of(call, attempt, completion), attempt.started + claim.keep)
         guarantee = "at_most_once" if claim.once else "fenced"
         outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
         self.close(attempt, outcome)
@@ -254,11 +261,11 @@ class Flow:
         )
         return answers.failed(attempt, "failed", lost)
 
-    def replay(self, call: Call, record: Record) -> Outcome[Any]:
-        """Answer a duplicate from the record."""
+    def replay(self, call: Call, record: Record, seconds_left: float = 0.0) -> Outcome[Any]:
+        """Answer a duplicate from the record, which the store remembers for so long still."""
         self._tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
-        if call.policy.local_cache:
-            self._remember(call, record)
+        if call.policy.local_cache and seconds_left > 0:
+            self._remember(call, record, self.monotonic() + seconds_left)
         return answers.replayed(call, record)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
@@ -287,13 +294,12 @@ class Flow:
 
     async def withdraw(self, colour: Colour, claim: Claim) -> None:
         """Give back a claim whose handler has not begun, if the store granted it."""
-        try:
-            decision, _ = await _insist(colour, lambda: colour.store.claim(claim))
-            if decision.verdict in (CLAIMED, TAKEN_OVER) and decision.record:
-                fence = decision.record.fence
-                await _insist(colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep))
-        except StoreError as error:  # then its lease ends it
-            self._tell("store_error", claim.key, detail=str(error))
+        answer, _ = await _insist(colour, lambda: colour.store.claim(claim))
+        if isinstance(answer, Decision) and answer.verdict in GRANTED and answer.record:
+            fence = answer.record.fence
+            answer, _ = await _insist(colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep))
+        if isinstance(answer, StoreError):  # then its lease ends it
+            self._tell("store_error", claim.key, detail=str(answer))
 
     async def _end(
         self, colour: Colour, attempt: Attempt, ending: Completion, first: BaseException | None
@@ -303,34 +309,48 @@ class Flow:
             attempt.cancelled = first
         try:
             answer, cancelled = await _insist(colour, lambda: colour.store.complete(ending))
-        except StoreError as error:
+        except BaseException:
+            self.keeper.forget(attempt)
+            raise
+        attempt.cancelled = cancelled or attempt.cancelled
+        if isinstance(answer, StoreError):
             attempt.unrecorded = ending
             attempt.end(None)
+            if attempt.cancelled is not None:
+                raise attempt.cancelled from answer
             raise StoreUnavailable(
                 "The handler has run, but how it ended could not be recorded yet. The claim stays and the write "
-                f"goes on being tried. Ask again with the same key. ({error})",
+                f"goes on being tried. Ask again with the same key. ({answer})",
                 key=attempt.key,
-            ) from error
-        attempt.cancelled = cancelled or attempt.cancelled
+            ) from answer
         return answer
 
-    async def _probe(self, colour: Colour, call: Call, decision: Decision) -> bool:
-        record = decision.record
-        assert call.policy.prober is not None and record is not None
-        resolution: Any = call.policy.prober(record)
-        if colour.awaits and inspect.isawaitable(resolution):
-            resolution = await resolution
-        if resolution is None:
+    async def probe(self, colour: Colour, call: Call, record: Record) -> bool:
+        """Ask the policy's prober about a doubt and settle it. A prober that fails can't tell yet."""
+        assert call.policy.prober is not None
+        try:
+            resolution: Any = call.policy.prober(record)
+            if isinstance(resolution, CoroutineType) and not colour.awaits:
+                resolution.close()
+                raise ColourMismatch("A blocking call can't await its prober. Give it a plain function.", key=call.key)
+            if inspect.isawaitable(resolution):
+                resolution = await resolution
+            if resolution is None:
+                return False
+            return await colour.store.complete(answers.settlement_of(call, record, resolution)) is not FENCED
+        except Exception as error:
+            self._tell("in_doubt", record.key, record.fence, record.attempts, detail=f"the prober failed: {error!r}")
             return False
-        await colour.store.complete(answers.settlement_of(call, record, resolution))
-        return True
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
         """The outcome of a claim that was neither granted nor done before."""
         kind, outcome = answers.refused(call, decision)
         self._tell(kind, call.key, outcome.fence, outcome.attempt, outcome.guarantee, outcome.status)
         if call.policy.dead_letter and decision.verdict in (LATE, EXHAUSTED):
-            call.policy.dead_letter(call.key, decision.verdict.value)
+            try:
+                call.policy.dead_letter(call.key, decision.verdict.value)
+            except Exception as error:  # then the caller has to know: what was not parked is not done with
+                return outcome._replace(error=outcome.error or error)
         return outcome
 
     def store_error(self, call: Call, error: StoreError) -> Outcome[Any]:
@@ -366,10 +386,12 @@ class Flow:
             return None
         return found[1]
 
-    def _remember(self, call: Call, record: Record) -> None:
+    def _remember(self, call: Call, record: Record, until: float) -> None:
+        """Keep a finished record here, never longer than the store keeps it."""
         cache = self._cache
-        if call.key not in cache:
-            cache[call.key] = (self.monotonic() + call.policy.keep, record)
+        if call.key not in cache or cache[call.key][0] <= self.monotonic():
+            cache.pop(call.key, None)
+            cache[call.key] = (until, record)
             while len(cache) > call.policy.local_cache:
                 cache.pop(next(iter(cache)), None)
 
@@ -398,7 +420,8 @@ class _Waiting:
         running = flow.keeper.running(call.key)
         if running is not None:
             await colour.wait(running, min(left, decision.retry_after + FIRST_PAUSE))
-            if call.policy.busy == "join" and running.outcome is not None:
+            same = running.claim.fingerprint == call.fingerprint
+            if call.policy.busy == "join" and same and running.outcome is not None:
                 return flow.join(call, running.outcome)
         else:
             await colour.pause(min(self._pause, left, decision.retry_after + FIRST_PAUSE))
@@ -408,22 +431,24 @@ class _Waiting:
 
 async def _insist(
     colour: Colour, send: Callable[[], Coroutine[Any, Any, T]]
-) -> tuple[T, BaseException | None]:
-    """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice."""
+) -> tuple[T | StoreError, BaseException | None]:
+    """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice.
+
+    Gives the answer, or the error of the last try; and the cancellation that has to be heard afterwards.
+    """
     cancelled: BaseException | None = None
     pause = 0.01
-    sends = 0
-    while True:
+    for sent in count(1):
         try:
             return await send(), cancelled
         except colour.cancelled as error:
             cancelled = error
-        except StoreUnavailable:
-            sends += 1
-            if sends >= SENDS:
-                raise
+        except StoreError as error:
+            if sent >= SENDS or not isinstance(error, StoreUnavailable):
+                return error, cancelled
             try:
                 await colour.pause(pause)
-            except colour.cancelled as error:
-                cancelled = error
+            except colour.cancelled as again:
+                cancelled = again
             pause *= 4
+    raise AssertionError("unreachable")

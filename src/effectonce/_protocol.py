@@ -24,7 +24,7 @@ CLAIMED, REPLAY, DONE, REPEATED, FENCED = (
 )  # fmt: skip
 
 MOVES: Final[dict[State, dict[str, State]]] = {
-    ABSENT: {"claim": PENDING, "exhaust": FAILED},
+    ABSENT: {"claim": PENDING, "exhaust": FAILED, "expire": ABSENT},
     PENDING: {
         "claim again": PENDING,
         "renew": PENDING,
@@ -34,6 +34,7 @@ MOVES: Final[dict[State, dict[str, State]]] = {
         "exhaust": FAILED,
         "doubt": IN_DOUBT,
         "release": ABSENT,
+        "expire": ABSENT,
     },
     IN_DOUBT: {"complete": COMPLETED, "fail": FAILED, "release": ABSENT},
     COMPLETED: {"expire": ABSENT},
@@ -59,7 +60,7 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
     if record.fingerprint != claim.fingerprint:  # 2. known, but something else was asked
         return Decision(Verdict.MISMATCH, record)
     if state is COMPLETED or state is FAILED:  # 3. known and done
-        return make(Decision, (REPLAY, record, 0.0))
+        return make(Decision, (REPLAY, record, record.expires_at - now))
     if state is IN_DOUBT:  # 4. ended without a word
         return Decision(Verdict.IN_DOUBT, record)
     if (

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 DEFAULT_STORE = "sqlite:///effects.db"
-CLAIM_OPERATION = "claim"
+CLAIM_OPERATION, MESSAGE_OPERATION = "claim", "message"
+"""Blocks and messages have names of their own in a key; no function may have the same."""
 
 
 class Receiver:
@@ -69,7 +70,7 @@ class Receiver:
         self.blocking = Blocking(self.store)
         self._keeper = Keeper(self.blocking.store, monotonic, self._lost)
         self.flow = Flow(self._keeper, self.events, monotonic)
-        self._prefix = _message_prefix(scope, consumer, "", "")
+        self._prefix = _message_prefix(scope, "", consumer, "", "")
         self._operations: dict[str, tuple[str, int]] = {}
         tell_of_forks(self._keeper)
 
@@ -93,10 +94,8 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Run ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        if _is_async(handler):
-            raise ColourMismatch(
-                f"{handler!r} is a coroutine function. Use `await receiver.aprocess(...)` for it."
-            )
+        if not _is_plain(handler):
+            _refuse(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
         outcome = run(self.flow.run(self.blocking, call, handler, (message,), {}))
         return outcome if outcome.error is None else outcome.unwrap()
@@ -112,6 +111,8 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
+        if _is_generator(handler):
+            _refuse(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
         return (await self.flow.run(self.asyncio, call, handler, (message,), {})).unwrap()
 
@@ -128,10 +129,8 @@ class Receiver:
         concurrency: int = batch.DEFAULT_CONCURRENCY,
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
-        if _is_async(handler):
-            raise ColourMismatch(
-                f"{handler!r} is a coroutine function. Use `await receiver.aprocess_batch(...)`."
-            )
+        if not _is_plain(handler):
+            _refuse(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return run(batch.run_batch(self.flow, self.blocking, slots, handler, size, concurrency))
 
@@ -148,6 +147,8 @@ class Receiver:
         concurrency: int = batch.DEFAULT_CONCURRENCY,
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
+        if _is_generator(handler):
+            _refuse(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return await batch.run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
 
@@ -194,7 +195,7 @@ class Receiver:
         """
 
         def decorator(function: Callable[..., Any]) -> Any:
-            name = operation or self._operation_of(function)
+            name = _own_name(operation) if operation else self._operation_of(function)
             whose = self.scope if scope is None else scope
             identity = Identity(function, key, whose, name, version, ignore)
             return decorate(self, function, identity, self._policy(policy))
@@ -248,7 +249,7 @@ class Receiver:
 
     def get(self, key: str | Key) -> Record | None:
         """What the store remembers of a key."""
-        return run(self.blocking.store.get(self._key_text(key)))
+        return run(self._find(self.blocking, key))
 
     def sweep(
         self, redrive: Redrive | None = None, *, policy: Policy | None = None, limit: int = 1000
@@ -301,7 +302,7 @@ class Receiver:
         policy = self.policy if policy is None else _policy(policy)
         if source or operation or version or scope is not None:
             whose = self.scope if scope is None else scope
-            key = _message_prefix(whose, operation or self.consumer, source, version) + id_
+            key = _message_prefix(whose, operation, self.consumer, source, version) + id_
         else:
             key = self._prefix + id_
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
@@ -339,10 +340,12 @@ class Receiver:
             )
         return name
 
-    def _key_text(self, key: str | Key) -> str:
+    async def _find(self, colour: Colour, key: str | Key) -> Record | None:
+        """The record of a key by its text, or of a block by the id that was given to ``claim``."""
         if isinstance(key, Key):
-            return key.text
-        return key if key.count("|") >= 3 else Key.of(key, CLAIM_OPERATION, self.scope).text
+            return await colour.store.get(key.text)
+        record = await colour.store.get(key) if key.count("|") >= 3 else None
+        return record or await colour.store.get(Key.of(key, CLAIM_OPERATION, self.scope).text)
 
     async def _resolve(
         self, colour: Colour, key: str | Key, kind: Any, value: Any, policy: Policy | None
@@ -351,7 +354,7 @@ class Receiver:
             raise UsageError(f'{kind!r}: an attempt in doubt is "completed", "failed" or "not_applied".')
         if kind == "failed" and not isinstance(value, BaseException):
             raise UsageError("An attempt that failed needs the exception that its repeats shall get.")
-        record = await colour.store.get(self._key_text(key))
+        record = await self._find(colour, key)
         if record is None or record.state is not State.IN_DOUBT:
             return False
         call = call_of(record.key, record.fingerprint, self._policy(policy))
@@ -379,9 +382,10 @@ class _Decorator(typing.Protocol):
 
 
 @lru_cache(maxsize=1024)
-def _message_prefix(scope: str, consumer: str, source: str, version: str | int) -> str:
-    named = [name for name in (consumer, source) if name]
-    return keys.prefix(scope, keys.composite(*named) if named else "message", version)
+def _message_prefix(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:
+    """``message:operation:consumer:source``, each in its own place, without the empty ones at the end."""
+    parts = [part.replace("%", "%25").replace(":", "%3A") for part in (operation, consumer, source)]
+    return keys.prefix(scope, ":".join([MESSAGE_OPERATION, *parts]).rstrip(":"), version)
 
 
 @lru_cache(maxsize=1024)
@@ -392,13 +396,35 @@ def _resolved_hint(handler: Callable[..., Any]) -> Any:
         return Any
 
 
-def _is_async(handler: Callable[..., Any]) -> bool:
-    code = getattr(handler, "__code__", None)
-    if code is not None:
-        return bool(code.co_flags & inspect.CO_COROUTINE)
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)
-    )
+NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+def _is_plain(handler: Callable[..., Any]) -> bool:
+    """Whether calling a handler runs it: not so for coroutines and generators."""
+    try:
+        return not handler.__code__.co_flags & NOT_PLAIN  # type: ignore[attr-defined]
+    except AttributeError:
+        return not any(_is_async(each) or _is_generator(each) for each in (handler, type(handler).__call__))
+
+
+def _is_async(handler: Any) -> bool:
+    return inspect.iscoroutinefunction(handler)
+
+
+def _is_generator(handler: Any) -> bool:
+    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)
+
+
+def _refuse(handler: Any, instead: str) -> None:
+    if any(_is_generator(each) for each in (handler, getattr(type(handler), "__call__", None))):
+        raise UsageError(f"{handler!r} is a generator: calling it runs nothing. Return a list instead of yielding.")
+    raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.{instead}(...)` for it.")
+
+
+def _own_name(operation: str) -> str:
+    if operation in (CLAIM_OPERATION, MESSAGE_OPERATION) or operation.startswith(f"{MESSAGE_OPERATION}:"):
+        raise UsageError(f"operation={operation!r} is the name of blocks or of messages. Give the function its own.")
+    return operation
 
 
 def _policy(policy: Policy) -> Policy:

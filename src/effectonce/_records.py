@@ -108,6 +108,7 @@ class Decision(NamedTuple):
     verdict: Verdict
     record: Record | None
     retry_after: float = 0.0
+    """Seconds until another answer is possible: what a lease has left (BUSY), or what the memory has (REPLAY)."""
 
 
 class Ending(Enum):

@@ -21,11 +21,13 @@ from functools import lru_cache
 from hashlib import sha256
 from threading import Lock
 from time import time_ns
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .codec import canonical, canonical_json
 from .errors import InvalidKey
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 __all__ = [
     "Key",
@@ -225,7 +227,7 @@ def composite(*parts: str | int | UUID) -> str:
 
 
 def _part(index: int, part: str | int | UUID) -> str:
-    if isinstance(part, bool) or not isinstance(part, str | int | UUID):
+    if isinstance(part, bool) or not (isinstance(part, str | int) or _is_uuid(part)):
         kind = type(part).__name__
         raise InvalidKey(
             f"Part {index} of the composite key, {_shown(part)}, is of type {kind}. Pass str, int or UUID."
@@ -234,6 +236,12 @@ def _part(index: int, part: str | int | UUID) -> str:
     if not text.strip():
         raise InvalidKey(f"Part {index} of the composite key is empty. Leave it out, or name what is meant.")
     return text.replace("%", "%25").replace(":", "%3A")
+
+
+def _is_uuid(part: Any) -> bool:
+    from uuid import UUID  # slow to import, and whoever passes one has done so
+
+    return isinstance(part, UUID)
 
 
 def natural(payload: Any, *fields: str) -> str:
@@ -277,6 +285,9 @@ def lookup(payload: Any, field: str) -> Any:
 # -- Made of the content ----------------------------------------------------------------------------------------
 
 
+_VALUE_HASH = sha256(b"v")
+
+
 def content_id(payload: Any, source: str = "") -> str:
     """The id of this content from this source: the same for any order of keys. Bytes count as they are."""
     return _hash(source, _content(payload))
@@ -289,7 +300,14 @@ def content_id_of_json(text: str | bytes, source: str = "") -> str:
 
 def fingerprint(payload: Any) -> bytes:
     """16 bytes that tell one request from another under the same key; none for ``None``, which asks nothing."""
-    return b"" if payload is None else sha256(_content(payload)).digest()[:16]
+    if payload is None:
+        return b""
+    if isinstance(payload, _BYTES):
+        return sha256(_content(payload)).digest()[:16]
+    # The same as above, by a copy of a hash that has begun, which is quicker than a new one.
+    hasher = _VALUE_HASH.copy()
+    hasher.update(canonical(payload))
+    return hasher.digest()[:16]
 
 
 def derived(key_text: str, name: str) -> str:

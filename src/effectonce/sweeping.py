@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ._answers import call_of, settlement_of
+from ._answers import call_of
 from ._flow import Colour, Flow
 from ._protocol import is_abandoned
-from ._records import Ending, Record, State, Verdict
+from ._records import Record, State, Verdict
 from .policy import Policy
 
 Redrive = Callable[[Record], object]
@@ -28,27 +27,32 @@ class Swept:
     settled: int = 0
     redriven: int = 0
     failed: int = 0
-    """Re-drives and probes that raised; their records are left as they were."""
+    """Re-drives that raised; their records are left as they were."""
 
 
 async def sweep(flow: Flow, colour: Colour, policy: Policy, redrive: Redrive | None, limit: int) -> Swept:
-    """Look at up to ``limit`` unfinished records.
+    """Settle or re-drive up to ``limit`` abandoned attempts.
 
     One claimed at most once becomes IN_DOUBT, and the policy's prober is asked. Any other is handed to ``redrive``,
     whose own claim takes over with a higher fence, so that several sweepers never double a run.
     """
     done = Swept()
     now = await colour.store.now()
-    for record in await _unfinished(colour, State.PENDING, limit):
+    async for record in _every(colour, State.PENDING):
+        if done.abandoned >= limit:
+            break
         if not is_abandoned(record, now):
             continue
         done.abandoned += 1
         if record.once:
             done.in_doubt += await _doubted(flow, colour, record, policy)
         elif redrive is not None:
-            done.redriven += await _tried(flow, colour, record, done, redrive)
-    for record in await _unfinished(colour, State.IN_DOUBT, limit) if policy.prober else []:
-        done.settled += await _tried(flow, colour, record, done, lambda r: _settle(colour, policy, r))
+            done.redriven += await _redriven(flow, record, done, redrive)
+    if policy.prober is not None:
+        async for record in _every(colour, State.IN_DOUBT):
+            if done.settled >= limit:
+                break
+            done.settled += await flow.probe(colour, call_of(record.key, record.fingerprint, policy), record)
     return done
 
 
@@ -61,41 +65,25 @@ async def _doubted(flow: Flow, colour: Colour, record: Record, policy: Policy) -
     return decision.verdict is Verdict.IN_DOUBT
 
 
-async def _unfinished(colour: Colour, state: State, limit: int) -> list[Record]:
-    found: list[Record] = []
+async def _every(colour: Colour, state: State) -> AsyncIterator[Record]:
+    """All records of a state, a chunk at a time."""
     after = ""
-    while len(found) < limit:
-        chunk = await colour.store.scan(state, after, min(CHUNK, limit - len(found)))
-        if not chunk:
-            break
-        found += chunk
+    while chunk := await colour.store.scan(state, after, CHUNK):
+        for record in chunk:
+            yield record
         after = chunk[-1].key
-    return found
 
 
-async def _tried(
-    flow: Flow, colour: Colour, record: Record, done: Swept, act: Callable[[Record], Any]
-) -> bool:
-    """Do something for one record; what it raises is told and stops nobody else's."""
+async def _redriven(flow: Flow, record: Record, done: Swept, redrive: Redrive) -> bool:
+    """Start one key's work again; what it raises is told and stops nobody else's."""
     try:
-        result = act(record)
+        result = redrive(record)
         if inspect.isawaitable(result):
-            result = await result
-        return result is not False
+            await result
+        return True
     except Exception as error:
         done.failed += 1
         flow.events.tell(
             "failed", record.key, record.fence, record.attempts, record.guarantee, None, f"sweep: {error!r}"
         )
         return False
-
-
-async def _settle(colour: Colour, policy: Policy, record: Record) -> bool:
-    assert policy.prober is not None
-    resolution: Any = policy.prober(record)
-    if colour.awaits and inspect.isawaitable(resolution):
-        resolution = await resolution
-    if resolution is None:
-        return False
-    call = call_of(record.key, record.fingerprint, policy)
-    return await colour.store.complete(settlement_of(call, record, resolution)) is not Ending.FENCED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -33,6 +35,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effectonce import codec
 from effectonce.codec import (
     Unencodable,
     canonical,
@@ -42,6 +45,7 @@ from effectonce.codec import (
     encode,
     encode_error,
 )
+from effectonce.codec._json import Writer
 from effectonce.errors import InvalidKey, MissingExtra, RememberedError, ResultUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -153,6 +157,27 @@ def test_a_zone_of_no_fixed_offset_and_no_name_is_refused() -> None:
 
     with pytest.raises(Unencodable, match="neither an IANA name nor a fixed offset"):
         encode(time(12, tzinfo=Local()))
+
+
+def test_an_interpreter_without_the_c_accelerator_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored results and ids don't depend on which interpreter made them."""
+    tree = {"b": [1, -2.5, None, True, 10**30], "a": "ü\n\u2028\ud800", "c": {}}
+    fast = [Writer(canonical).write(tree) for canonical in (False, True)]
+    monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    assert [Writer(canonical).write(tree) for canonical in (False, True)] == fast
+
+
+def test_what_is_rarely_stored_is_loaded_when_it_is() -> None:
+    """The modules of rare values would cost every program its start-up time."""
+    script = "import sys, effectonce.codec; sys.exit('decimal' in sys.modules or 'zoneinfo' in sys.modules)"
+    source = Path(codec.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env={"PYTHONPATH": str(source)})
+
+
+def test_the_package_exports_exactly_this() -> None:
+    """What isn't here is free to change."""
+    public = {name for name in vars(codec) if not name.startswith("_")} - {"annotations"}
+    assert sorted(public) == sorted(codec.__all__) == codec.__all__
 
 
 # -- Classes by hint --------------------------------------------------------------------------------------------
@@ -511,6 +536,19 @@ def test_what_contains_itself_is_refused(write: Any) -> None:
 
 
 @pytest.mark.parametrize("write", [encode, canonical])
+@pytest.mark.parametrize("leaf", [1, 1.5, "a", None])
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: {"a": v}, lambda v: {1: v}, lambda v: (v,)])
+def test_the_limit_of_depth_is_the_same_for_all_containers(write: Any, leaf: Any, wrap: Any) -> None:
+    """Plain data takes a short way, but no other limit holds there."""
+    value = leaf
+    for _ in range(101):
+        value = wrap(value)
+    assert write(value)
+    with pytest.raises(Unencodable, match="levels deep"):
+        write(wrap(value))
+
+
+@pytest.mark.parametrize("write", [encode, canonical])
 def test_failing_user_code_is_told_as_unencodable(write: Any) -> None:
     """Encode raises nothing but Unencodable, so that a completion is never lost to a surprise."""
 
@@ -796,9 +834,13 @@ def test_numbers_and_strings_count_by_what_is_written(one: str, two: str, same: 
     assert (canonical_json(one) == canonical_json(two.encode())) == same
 
 
-def test_a_long_integer_has_one_form_as_text_and_as_value() -> None:
-    """Whether it came as JSON or as a Python number."""
-    assert canonical_json("[-1" + "0" * 700 + "]") == canonical([-(10**700)])
+@pytest.mark.parametrize("zeros", [18, 19, 700, 4299, 4300, 5000])
+def test_a_long_integer_has_one_form_as_text_and_as_value(zeros: int) -> None:
+    """Whether it came as JSON or as a Python number, alone or beside what takes the long way."""
+    document, value = "-1" + "0" * zeros, -(10**zeros)
+    assert canonical_json(document) == canonical(value)
+    assert canonical([value, b""]) == b"[" + canonical(value) + b"," + canonical(b"") + b"]"
+    assert decode(encode([value])) == [value]
 
 
 def test_duplicate_members_are_refused_by_name() -> None:

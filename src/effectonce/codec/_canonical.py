@@ -59,18 +59,17 @@ def _significant(text: str) -> str:
     return f"{sign}{short}e{scale}" if short else "0"
 
 
-def _written(name: str, write: Callable[[Any], Any]) -> dict[str, Leaf]:
-    return {name: LEAVES[name]._replace(write=write)}
-
-
+_SPELLINGS: dict[str, Callable[[Any], Any]] = {
+    "builtins:complex": lambda z: [repr(z.real + 0.0), repr(z.imag + 0.0)],
+    "decimal:Decimal": lambda value: _significant(str(value)),
+    "datetime:datetime": lambda value: value.isoformat(),
+    "datetime:time": lambda value: clock(value)[::2],
+}
 _LEAVES = {
     **LEAVES,
+    **{name: LEAVES[name]._replace(write=write) for name, write in _SPELLINGS.items()},
     "builtins:bytearray": LEAVES["builtins:bytes"],
     "builtins:memoryview": LEAVES["builtins:bytes"],
-    **_written("builtins:complex", lambda z: [repr(z.real + 0.0), repr(z.imag + 0.0)]),
-    **_written("decimal:Decimal", lambda value: _significant(str(value))),
-    **_written("datetime:datetime", lambda value: value.isoformat()),
-    **_written("datetime:time", lambda value: clock(value)[::2]),
 }
 
 

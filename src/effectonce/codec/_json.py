@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from json import encoder as json_encoder
 from json.scanner import make_scanner
-from typing import Any
+from typing import Any, cast
 
 DEEPEST = 100
 """A fixed limit, so that what could be written can be read from any stack depth."""
 
-_SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None)})
+SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None)})
 
 quoted: Callable[[str], str] = json_encoder.encode_basestring
 
@@ -33,6 +33,7 @@ class Writer:
         try:
             if _is_plain(value, self._lists, 0):
                 text = "".join(self._chunks(value, 0))
+                # -0.0 is 0.0 canonically; text that only looks like it takes the long way for nothing.
                 return None if self._canonical and "-0.0" in text else text.encode()
         except Exception:  # noqa: S110 - mostly a number without a JSON form; the closer look tells
             pass
@@ -42,11 +43,14 @@ class Writer:
 def _encoder(sort_keys: bool) -> Callable[[Any, int], Any]:
     options: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "sort_keys": sort_keys}
     portable = json.JSONEncoder(separators=(",", ":"), check_circular=False, **options)
-    make = getattr(json_encoder, "c_make_encoder", None)
+    make: Any = getattr(json_encoder, "c_make_encoder", None)
     if make is None:
         return lambda tree, level: portable.iterencode(tree)
     # ``JSONEncoder.encode`` makes this object again for each call, which costs more than the encoding.
-    return make(None, portable.default, quoted, None, ":", ",", sort_keys, False, False)
+    chunks: Callable[[Any, int], Any] = make(
+        None, portable.default, quoted, None, ":", ",", sort_keys, False, False
+    )
+    return chunks
 
 
 def _is_plain(value: Any, lists: frozenset[type], depth: int) -> bool:
@@ -59,20 +63,20 @@ def _is_plain(value: Any, lists: frozenset[type], depth: int) -> bool:
         if depth > DEEPEST or (len(value) == 1 and "$" in value):
             return False
         for key, item in value.items():
-            if type(key) is not str or (type(item) not in _SCALARS and not _is_plain(item, lists, depth + 1)):
+            if type(key) is not str or (type(item) not in SCALARS and not _is_plain(item, lists, depth + 1)):
                 return False
         return True
     if kind in lists:
         if depth > DEEPEST:
             return False
         for item in value:  # noqa: SIM110 - all() with a generator takes twice as long
-            if type(item) not in _SCALARS and not _is_plain(item, lists, depth + 1):
+            if type(item) not in SCALARS and not _is_plain(item, lists, depth + 1):
                 return False
         return True
-    return kind in _SCALARS
+    return kind in SCALARS
 
 
-_scan = make_scanner(json.JSONDecoder())
+_scan: Callable[[str, int], tuple[Any, int]] = cast("Any", make_scanner)(json.JSONDecoder())
 
 
 def parse(text: str) -> Any:

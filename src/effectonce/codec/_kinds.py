@@ -63,7 +63,9 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {
 
 
 def _extends_plain(cls: type) -> bool:
-    return cls not in _PLAIN and issubclass(cls, (*_PLAIN,)) and not issubclass(cls, (OrderedDict, defaultdict))
+    return (
+        cls not in _PLAIN and issubclass(cls, (*_PLAIN,)) and not issubclass(cls, (OrderedDict, defaultdict))
+    )
 
 
 def _plain_base(cls: type) -> Any:
@@ -180,4 +182,6 @@ STRUCT = Kind(
 @lru_cache(maxsize=1024)
 def kind_of(cls: type) -> Kind | None:
     """How to handle instances of this class; None if they can't be rebuilt."""
-    return next((kind for kind in (ENUM, NAMED_TUPLE, PLAIN, DATACLASS, MODEL, STRUCT) if kind.fits(cls)), None)
+    return next(
+        (kind for kind in (ENUM, NAMED_TUPLE, PLAIN, DATACLASS, MODEL, STRUCT) if kind.fits(cls)), None
+    )

@@ -7,8 +7,8 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from ..errors import ResultUnavailable, Unencodable
-from ._hints import ANY, ITEM, KEY, VALUE, Candidate, Plan, plan_of
-from ._json import DEEPEST, Writer, parse, quoted
+from ._hints import ITEM, KEY, VALUE, Candidate, Plan, plan_of
+from ._json import DEEPEST, SCALARS, Writer, parse, quoted
 from ._kinds import kind_of, qualified
 from ._leaves import LEAVES, Leaf
 
@@ -80,10 +80,10 @@ class Packer:
 
     def pack(self, value: Any, plan: Plan, depth: int) -> Any:
         """The tree of a value. ``depth`` is the number of containers around it."""
-        kind = type(value)
+        kind: type = type(value)
         if kind in _UNTOUCHED:
             return value
-        if depth > DEEPEST:
+        if depth > DEEPEST and kind not in SCALARS:
             raise Unencodable("", kind, f"it lies more than {DEEPEST} levels deep, or contains itself")
         pack = self.table.get(kind) or self.beyond_table(kind)
         return pack(value, plan, depth + 1)

@@ -11,9 +11,9 @@ as a numbered story, and ``replay`` goes through it again.
 from __future__ import annotations
 
 from ._invariants import INVARIANTS
-from ._processes import Asked, Cancelled, Task, effect, think
+from ._moments import Action, Scenario, Step, Violation
+from ._requests import Asked, Cancelled, Task, effect, think
 from ._search import Counterexample, Explored, explore, find, replay
-from ._world import Action, Scenario, Step, Violation
 
 __all__ = [
     "INVARIANTS",

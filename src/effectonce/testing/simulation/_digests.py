@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Hashable
+from contextvars import Token
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from ..._receiver import Receiver
@@ -21,10 +22,12 @@ PLAIN = (type(None), bool, int, float, str, Enum)
 BLAND: tuple[Any, ...] = (
     BuiltinFunctionType,
     Events,
+    GeneratorType,  # only ``ask`` is one: what it asked for stands in the process's list of requests
     ModuleType,
     Policy,
     Receiver,
     Store,
+    Token,
     threading.Event,
     type(threading.Lock()),
     type,

@@ -12,76 +12,10 @@ from typing import Any, NamedTuple
 from ... import codec
 from ..._messages import Outcome
 from ..._records import NOBODY, Completion, Ending, Record, State, Verdict
-from ._processes import Began, Cancelled, Ended, Running, Task
+from ._ghosts import FINISHED, Applied, Done, Ghost, is_known, is_pending
+from ._requests import Began, Cancelled, Ended, Running, Task
 
-FINISHED = (State.COMPLETED, State.FAILED)
-GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
 ANSWERED = ("executed", "replayed")
-
-
-class Done(NamedTuple):
-    """A finished record that the store has held."""
-
-    state: State
-    fence: int
-    fingerprint: bytes
-    result: bytes | None
-
-
-class Ghost(NamedTuple):
-    """What an observer who sees every step remembers of one key."""
-
-    key: str
-    top: int = 0
-    """The highest fence that was ever given out."""
-    lease_end: float = 0.0
-    """When the lease of the last grant or renewal really ends, on the store's clock."""
-    done: tuple[Done, ...] = ()
-    running: frozenset[bytes] = frozenset()
-    """Owners whose handler has begun and has not reported; a crashed one never does."""
-    begun: int = 0
-    """Handlers begun since the key was last free."""
-    effects: tuple[str, ...] = ()
-    """What the sink has applied, by derived key."""
-    sink_fence: int = 0
-    """The highest fence that the sink has seen."""
-    late: frozenset[bytes] = frozenset()
-    """Owners one of whose commands arrived after they had given up on it."""
-
-
-class Applied(NamedTuple):
-    """One command as the store carried it out. A purge and an effect have no item."""
-
-    verb: str
-    item: Any
-    before: Record | None
-    after: Record | None
-    reply: Any
-    now: float
-    ghost: Ghost
-
-    @property
-    def granted(self) -> bool:
-        """Whether this gave somebody the right to run."""
-        return self.verb == "claim" and self.reply.verdict in GRANTED
-
-    @property
-    def repeated(self) -> bool:
-        """Whether this claim comes from the one who holds the key already."""
-        return self.before is not None and is_pending(self.before) and self.before.owner == self.item.owner
-
-
-def is_pending(record: Record | None) -> bool:
-    """Whether somebody holds the key."""
-    return record is not None and record.state is State.PENDING
-
-
-def is_known(record: Record | None, now: float, ghost: Ghost) -> bool:
-    """Whether the store still has to remember a record."""
-    if record is None:
-        return False
-    held = is_pending(record) and (record.once or ghost.lease_end > now)
-    return held or record.state is State.IN_DOUBT or record.expires_at > now
 
 
 # Checks of a command.
@@ -333,5 +267,6 @@ OF_MOMENTS: tuple[Callable[..., str | None], ...] = (
     nothing_orphaned,
     nothing_stuck,
 )
-INVARIANTS = {check.__name__: check.__doc__ or "" for check in (*OF_COMMANDS, *OF_CALLS, *OF_MOMENTS)}
+EVERY: tuple[Callable[..., str | None], ...] = OF_COMMANDS + OF_CALLS + OF_MOMENTS
+INVARIANTS = {check.__name__: check.__doc__ or "" for check in EVERY}
 """Every invariant by name, with what it demands."""

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ._moments import Action, Moment, Scenario, Violation
 from ._stories import tell
-from ._world import Action, Moment, Scenario, Violation, World
+from ._world import World
 
 PROGRESS_EVERY = 20_000
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..._records import Decision, Record
-from ._processes import Began, Command, Effect, Ended, Pause, Wait
-from ._world import Action, Moment, Violation, World
+from ._moments import Action, Moment, Violation
+from ._requests import Began, Command, Effect, Ended, Pause, Wait
+from ._world import World
 
 
 def tell(world: World, choices: Sequence[Action]) -> tuple[str, Violation | None]:
@@ -97,9 +98,11 @@ def _result(world: World, before: Moment, after: Moment, action: Action) -> str:
         number = after.actors[index].replies[slot]
         assert number is not None
         said.append(f"the reply will be {_reply(world.replies.values[number])}")
-    for record in world.stores.values[after.store].records:
-        if record != world.record(before, record.key):
-            said.append(f"the record is now {_record(record)}")
+    said += [
+        f"the record is now {_record(record)}"
+        for record in world.stores.values[after.store].records
+        if record != world.record(before, record.key)
+    ]
     said += [
         f"the record of {record.key!r} is gone"
         for record in world.stores.values[before.store].records

@@ -7,213 +7,30 @@ and ``World.step`` makes it happen, so that a search needs nothing else.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
-from ..._blocking import run
 from ..._records import Record, State
-from ...stores.memory import MemoryStore
 from . import _invariants as invariants
-from ._invariants import Applied, Call, Done, Ghost, Running
-from ._processes import (
-    Began,
-    Command,
-    Effect,
-    Ended,
-    Event,
-    Family,
-    Input,
-    Node,
-    Pause,
-    Process,
-    Start,
-    Task,
-    Wait,
-)
+from ._ghosts import Applied, Ghost, observed
+from ._moments import CRASHED, RESTED, Action, Actor, Moment, Pool, Scenario, Violation, alive, put
+from ._moves import READS, Moves
+from ._processes import Family, Node, Process
+from ._requests import Began, Command, Effect, Ended, Event, Input, Pause, Running, Task, Wait
+from ._shelf import Contents, Shelf
 
-H = TypeVar("H", bound=Hashable)
-
-READS = ("get", "scan", "now")
-"""Verbs that change nothing: whether they arrive late or twice makes no difference."""
 SKEW = 1000.0
 """How far the local clocks of two processes are apart."""
 
 
-class Step(NamedTuple):
-    """A way for time to pass: how far the store's clock and the local clocks move, and how often it may happen."""
-
-    name: str
-    store: float
-    local: float
-    times: int = 1
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Who takes part, and how much may go wrong. Everything within these bounds is explored."""
-
-    name: str
-    processes: tuple[tuple[Task, ...], ...]
-    retries: tuple[Task, ...]
-    """What is asked again at the end: for each key, at least one of them has to get an answer."""
-    steps: tuple[Step, ...] = ()
-    crashes: int = 0
-    losses: int = 0
-    """Requests and replies that the network loses or delays; the sender gets StoreUnavailable."""
-    copies: int = 0
-    """Requests that the network delivers a second time, at any later moment."""
-    cancels: int = 0
-    ticks: int = 0
-    """How often keepers look after leases that are due; a keeper that never does stands for a paused process."""
-    purges: int = 0
-    patience: float = 100.0
-    """After so many seconds every lease is over."""
-    without: frozenset[str] = field(default_factory=frozenset)
-    """Invariants that this scenario can not ask for, because it breaks what they rest on."""
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """How often each fault may happen."""
-        names = ("crashes", "losses", "copies", "cancels", "ticks", "purges")
-        return {name: getattr(self, name) for name in names} | {step.name: step.times for step in self.steps}
-
-
-class Action(NamedTuple):
-    """One thing that may happen next. Its numbers are indexes: of a process, and of a task or a delayed command."""
-
-    kind: str
-    process: int = -1
-    slot: int = -1
-
-
-class Actor(NamedTuple):
-    """One process at a moment. ``node`` is None after a crash."""
-
-    node: Node | None
-    replies: tuple[int | None, ...]
-    """By task: the reply that is on its way, or what the store looked like when a pause began."""
-    since: tuple[tuple[int, ...], ...]
-    """By task: how many finished records each key had had when it first asked for something."""
-    held: bool = False
-    """Whether what may happen inside of it waits for the next step of the clock."""
-
-
-RESTED = Actor(Family("nobody", (), 0.0).member(())[0], (), ())
-"""A process that has nothing left to do is the same whatever it did."""
-CRASHED = Actor(None, (), ())
-
-
-class Moment(NamedTuple):
-    """Everything that can matter from here on. Numbers without a unit are pool ids."""
-
-    store: int
-    store_now: float
-    local_now: float
-    actors: tuple[Actor, ...]
-    network: tuple[int, ...]
-    """Commands that may still arrive, though nobody waits for their reply."""
-    left: tuple[int, ...]
-    """How many of each fault may still happen."""
-    ghosts: int
-
-
-class Violation(Exception):
-    """An invariant did not hold."""
-
-    def __init__(self, invariant: str, complaint: str) -> None:
-        super().__init__(f"{invariant}: {complaint}")
-        self.invariant, self.complaint = invariant, complaint
-
-
-class Pool(Generic[H]):
-    """Gives equal values one small number, so that moments are compared quickly."""
-
-    def __init__(self) -> None:
-        self._ids: dict[H, int] = {}
-        self.values: list[H] = []
-
-    def id(self, value: H) -> int:
-        """The number of a value."""
-        found = self._ids.get(value)
-        if found is None:
-            found = self._ids[value] = len(self.values)
-            self.values.append(value)
-        return found
-
-
-class Contents(NamedTuple):
-    """What a MemoryStore holds."""
-
-    records: tuple[Record, ...]
-    floor: int
-    wheel: tuple[tuple[int, tuple[str, ...]], ...]
-    due: float
-
-
-class StoreClock:
-    """The store's clock. It knows who asks, so that a seeded bug can believe the asker's clock instead."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.asker = 0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Shelf:
-    """The one real store, filled with what a moment says it holds."""
-
-    def __init__(self) -> None:
-        self.clock = StoreClock()
-        self.store = MemoryStore(clock=self.clock)
-
-    def put(self, contents: Contents) -> None:
-        """Fill the store."""
-        store = self.store
-        store._records = {record.key: record for record in contents.records}
-        store._floor, store._due = contents.floor, contents.due
-        store._wheel = {slot: list(keys) for slot, keys in contents.wheel}
-
-    def take(self) -> Contents:
-        """What the store holds now."""
-        store = self.store
-        wheel = tuple(sorted((slot, tuple(keys)) for slot, keys in store._wheel.items()))
-        return Contents(tuple(sorted(store._records.values())), store._floor, wheel, store._due)
-
-    def carry_out(
-        self, command: Command
-    ) -> tuple[Any, list[tuple[str, Any, Record | None, Record | None, Any]]]:
-        """Do a command; give its reply, and each single step with the record before and after it."""
-        verb, argument = command
-        if verb in ("claim_many", "renew_many", "complete_many"):
-            steps = [self._one(verb.removesuffix("_many"), item) for item in argument]
-            return tuple(step[-1] for step in steps), steps
-        if verb in ("claim", "complete"):
-            step = self._one(verb, argument)
-            return step[-1], [step]
-        if verb == "purge":
-            return self._purge(argument)
-        if verb == "scan":
-            return tuple(run(self.store.scan(*argument))), []
-        return run(self.store.get(argument) if verb == "get" else self.store.now()), []
-
-    def _one(self, verb: str, item: Any) -> tuple[str, Any, Record | None, Record | None, Any]:
-        before = self.store._records.get(item.key)
-        reply = run(getattr(self.store, verb)(item))
-        return verb, item, before, self.store._records.get(item.key), reply
-
-    def _purge(self, limit: int) -> tuple[Any, list[tuple[str, Any, Record | None, Record | None, Any]]]:
-        before = dict(self.store._records)
-        gone = run(self.store.purge(limit))
-        after = self.store._records
-        return gone, [("purge", None, record, after.get(key), gone) for key, record in before.items()]
-
-
 class World:
-    """One scenario, with everything that was ever seen in it. ``checked`` names the invariants to hold."""
+    """One scenario, with everything that was ever seen in it.
 
-    def __init__(self, scenario: Scenario, checked: Iterable[str] | None = None) -> None:
+    ``checked`` names the invariants to hold. ``reduced=False`` goes through orders that come to the same, too.
+    """
+
+    def __init__(
+        self, scenario: Scenario, checked: Iterable[str] | None = None, *, reduced: bool = True
+    ) -> None:
         self.scenario = scenario
         self.checked = frozenset(invariants.INVARIANTS if checked is None else checked) - scenario.without
         self._of_commands = [c for c in invariants.OF_COMMANDS if c.__name__ in self.checked]
@@ -234,6 +51,7 @@ class World:
             Family(self.names[index], tasks, index * SKEW).member(())[0]
             for index, tasks in enumerate(scenario.processes)
         ]
+        self.moves = Moves(scenario, self._roots, self._look, reduced).at
 
     def begin(self) -> Moment:
         """The first moment: an empty store, and nobody has started."""
@@ -243,102 +61,6 @@ class World:
         store = self.stores.id(Contents((), 0, (), float("inf")))
         ghosts = self.ghosts.id(tuple(Ghost(key) for key in self._keys))
         return Moment(store, 0.0, 0.0, actors, (), tuple(self.scenario.faults.values()), ghosts)
-
-    # What may happen next.
-
-    def moves(self, moment: Moment) -> list[Action]:
-        """Everything that may happen next, without orders that come to the same.
-
-        Getting a reply, starting and waking up change nothing outside of a process, so between two steps of the clock
-        it is the same when they happen: at once, or else (``hold``) not before the next step of the clock. A process
-        that does several things at a time is excepted, because there they may change each other.
-        """
-        left = dict(zip(self.fault_names, moment.left, strict=True))
-        ticking = any(left[step.name] for step in self.scenario.steps)
-        found: list[Action] = []
-        for index, actor in enumerate(moment.actors):
-            if actor.node is None or actor.node.resting:
-                continue
-            own, inward = self._moves_of(moment, index, actor, actor.node, left)
-            if inward and self._does_one_thing(moment, actor.node, left):
-                if not actor.held:
-                    return [*own, Action("hold", index)] if ticking else own
-            else:
-                found += own
-        found += [Action("arrive", slot=place) for place in range(len(moment.network))]
-        found += [Action(step.name) for step in self.scenario.steps if left[step.name]]
-        if left["purges"]:
-            found.append(Action("purge"))
-        return found
-
-    def _moves_of(
-        self, moment: Moment, index: int, actor: Actor, node: Node, left: dict[str, int]
-    ) -> tuple[list[Action], bool]:
-        """What one process may do or meet next, and whether some of it happens inside of it alone."""
-        found: list[Action] = []
-        inward = False
-        for slot, request in enumerate(node.pending):
-            if request is None:
-                continue
-            if isinstance(request, Start):
-                if not self._waits_for_twin(moment, index, slot):
-                    found.append(Action("start", index, slot))
-                    inward = True
-                continue
-            if isinstance(request, Command | Effect):
-                answered = actor.replies[slot] is not None
-                inward = inward or answered
-                found += self._fates(request, answered, index, slot, left)
-            elif self._is_over(moment, actor, slot, request):
-                found.append(Action("wake", index, slot))
-                inward = True
-            if left["cancels"] and slot < len(node.pending) - 1:
-                found.append(Action("cancel", index, slot))
-        found += [Action("interrupt", index, running.slot) for running in node.running if running.told]
-        if self._may_tick(moment, node, left):
-            found.append(Action("tick", index, len(node.pending) - 1))
-        # A crashed worker is one that never goes on. So crashing it between a command and its reply shows nothing new.
-        if left["crashes"] and node.started and not inward:
-            found.append(Action("crash", index))
-        return found, inward
-
-    def _fates(
-        self, request: Command | Effect, answered: bool, index: int, slot: int, left: dict[str, int]
-    ) -> list[Action]:
-        """What may become of a request."""
-        found = [Action("deliver" if answered else "apply", index, slot)]
-        if isinstance(request, Command):
-            if left["losses"]:
-                found.append(Action("lose" if answered else "delay", index, slot))
-            if left["copies"] and not answered and request.verb not in READS:
-                found.append(Action("copy", index, slot))
-        return found
-
-    def _may_tick(self, moment: Moment, node: Node, left: dict[str, int]) -> bool:
-        return bool(left["ticks"]) and node.pending[-1] is None and node.renew_at <= moment.local_now
-
-    def _does_one_thing(self, moment: Moment, node: Node, left: dict[str, int]) -> bool:
-        busy = sum(request is not None for request in node.pending)
-        told = any(running.told for running in node.running)
-        return busy == 1 and not told and not self._may_tick(moment, node, left)
-
-    def _waits_for_twin(self, moment: Moment, index: int, slot: int) -> bool:
-        """Of two that do the same, the first starts first: the other order would only rename them."""
-        pending = self._roots[index].pending
-        if slot and pending[slot] == pending[slot - 1]:
-            node = moment.actors[index].node
-            return node is not None and isinstance(node.pending[slot - 1], Start)
-        if index and pending == self._roots[index - 1].pending:
-            before = moment.actors[index - 1].node
-            return before is not None and not before.started
-        return False
-
-    def _is_over(self, moment: Moment, actor: Actor, slot: int, request: Pause | Wait) -> bool:
-        if moment.local_now >= request.until:
-            return True
-        if isinstance(request, Wait):
-            return request.over
-        return request.short or actor.replies[slot] != self._look(moment.store)
 
     def _look(self, store: int) -> int:
         """What a poll would notice: two stores that differ only in how long leases last look the same."""
@@ -358,7 +80,7 @@ class World:
         return self._feed(moment, index, Input("start", slot, moment.local_now))
 
     def _do_apply(self, moment: Moment, index: int, slot: int) -> Moment:
-        node = _alive(moment, index)
+        node = alive(moment, index)
         request = node.pending[slot]
         if isinstance(request, Effect):
             moment, reply = self._affect(moment, request)
@@ -366,17 +88,17 @@ class World:
             assert isinstance(request, Command)
             moment, reply = self._carry_out(moment, self.commands.id(request), index)
         actor = moment.actors[index]
-        since = actor.since if actor.since[slot] else _put(actor.since, slot, self._counts(moment))
-        actor = actor._replace(replies=_put(actor.replies, slot, reply), since=since)
-        return moment._replace(actors=_put(moment.actors, index, actor))
+        since = actor.since if actor.since[slot] else put(actor.since, slot, self._counts(moment))
+        actor = actor._replace(replies=put(actor.replies, slot, reply), since=since)
+        return moment._replace(actors=put(moment.actors, index, actor))
 
     def _do_hold(self, moment: Moment, index: int, slot: int) -> Moment:
         actor = moment.actors[index]._replace(held=True)
-        return moment._replace(actors=_put(moment.actors, index, actor))
+        return moment._replace(actors=put(moment.actors, index, actor))
 
     def _do_deliver(self, moment: Moment, index: int, slot: int) -> Moment:
         actor = moment.actors[index]
-        node, number = _alive(moment, index), actor.replies[slot]
+        node, number = alive(moment, index), actor.replies[slot]
         assert number is not None
         reply = self.replies.values[number]
         after = self._feed(moment, index, Input("reply", slot, moment.local_now, reply))
@@ -410,7 +132,7 @@ class World:
         return self._feed(moment, index, Input("cancel", slot, moment.local_now))
 
     def _do_crash(self, moment: Moment, index: int, slot: int) -> Moment:
-        return self._spend(moment, "crashes")._replace(actors=_put(moment.actors, index, CRASHED))
+        return self._spend(moment, "crashes")._replace(actors=put(moment.actors, index, CRASHED))
 
     def _do_arrive(self, moment: Moment, index: int, slot: int) -> Moment:
         network = moment.network
@@ -424,18 +146,19 @@ class World:
 
     def _pass_time(self, moment: Moment, name: str) -> Moment:
         step = next(step for step in self.scenario.steps if step.name == name)
-        moment = self._spend(moment, name)
+        actors = tuple(actor._replace(held=False) if actor.held else actor for actor in moment.actors)
+        moment = self._spend(moment, name)._replace(actors=actors)
         return moment._replace(
             store_now=moment.store_now + step.store, local_now=moment.local_now + step.local
         )
 
     def _spend(self, moment: Moment, fault: str) -> Moment:
         place = self.fault_names.index(fault)
-        return moment._replace(left=_put(moment.left, place, moment.left[place] - 1))
+        return moment._replace(left=put(moment.left, place, moment.left[place] - 1))
 
     def _post(self, moment: Moment, index: int, slot: int) -> Moment:
         """Leave a command that has not been applied in the network: it may arrive at any later moment, or never."""
-        request = _alive(moment, index).pending[slot]
+        request = alive(moment, index).pending[slot]
         if not isinstance(request, Command) or moment.actors[index].replies[slot] is not None:
             return moment
         if request.verb in READS:
@@ -445,14 +168,14 @@ class World:
     def _feed(self, moment: Moment, index: int, given: Input) -> Moment:
         """Let something happen to a process and look at what it does."""
         actor, slot = moment.actors[index], given.slot
-        node, events = _alive(moment, index).after(given)
+        node, events = alive(moment, index).after(given)
         for event in events:
             moment = self._witness(moment, index, event)
         request = node.pending[slot]
-        replies = _put(actor.replies, slot, self._look(moment.store) if isinstance(request, Pause) else None)
-        since = _put(actor.since, slot, ()) if request is None else actor.since
+        replies = put(actor.replies, slot, self._look(moment.store) if isinstance(request, Pause) else None)
+        since = put(actor.since, slot, ()) if request is None else actor.since
         after = RESTED if node.resting else Actor(node, replies, since)
-        return moment._replace(actors=_put(moment.actors, index, after))
+        return moment._replace(actors=put(moment.actors, index, after))
 
     def _witness(self, moment: Moment, index: int, event: Event) -> Moment:
         if isinstance(event, Ended):
@@ -485,7 +208,7 @@ class World:
         self.shelf.clock.now, self.shelf.clock.asker = moment.store_now, asker
         reply, steps = self.shelf.carry_out(command)
         for verb, item, before, after, answer in steps:
-            ghost = self._ghost(moment, before.key if item is None and before else item.key)
+            ghost = self._ghost(moment, before.key if verb == "purge" and before else item.key)
             applied = Applied(verb, item, before, after, answer, moment.store_now, ghost)
             self._check_command(applied)
             moment = self._remember(moment, observed(applied, late))
@@ -512,9 +235,9 @@ class World:
     def standing(self, moment: Moment, index: int, slot: int, kind: Any) -> tuple[Node, tuple[Event, ...]]:
         """Where a process stands after something has happened to it, and what it was seen to do."""
         number = moment.actors[index].replies[slot]
-        pauses = isinstance(_alive(moment, index).pending[slot], Pause | Wait)
+        pauses = isinstance(alive(moment, index).pending[slot], Pause | Wait)
         reply = None if number is None or pauses or kind != "reply" else self.replies.values[number]
-        return _alive(moment, index).after(Input(kind, slot, moment.local_now, reply))
+        return alive(moment, index).after(Input(kind, slot, moment.local_now, reply))
 
     def _counts(self, moment: Moment) -> tuple[int, ...]:
         return tuple(len(ghost.done) for ghost in self.ghosts.values[moment.ghosts])
@@ -524,7 +247,7 @@ class World:
 
     def _remember(self, moment: Moment, ghost: Ghost) -> Moment:
         ghosts = self.ghosts.values[moment.ghosts]
-        return moment._replace(ghosts=self.ghosts.id(_put(ghosts, self._keys.index(ghost.key), ghost)))
+        return moment._replace(ghosts=self.ghosts.id(put(ghosts, self._keys.index(ghost.key), ghost)))
 
     # Checks.
 
@@ -547,7 +270,7 @@ class World:
         for asked, outcome in zip(task.asks, outcomes, strict=True):
             before, record = since[self._keys.index(asked.key)], self.record(moment, asked.key)
             ghost = self._ghost(moment, asked.key)
-            call = Call(task, ended, outcome, asked.fingerprint, ghost, before, record)
+            call = invariants.Call(task, ended, outcome, asked.fingerprint, ghost, before, record)
             for check in self._of_calls:
                 complaint = check(call)
                 if complaint is not None:
@@ -602,26 +325,6 @@ class World:
         return [f"{key} {', '.join(said)}" for key, said in refusals.items()]
 
 
-def observed(a: Applied, late: bool) -> Ghost:
-    """What the observer remembers after a command."""
-    ghost, before, after = a.ghost, a.before, a.after
-    if late and a.item is not None:
-        ghost = ghost._replace(late=ghost.late | {a.item.owner})
-    if a.granted and after is not None:
-        if not invariants.is_known(before, a.now, a.ghost):
-            ghost = ghost._replace(begun=0)
-        ghost = ghost._replace(top=max(ghost.top, after.fence), lease_end=a.now + a.item.lease)
-    elif a.verb == "renew" and a.reply is True:
-        ghost = ghost._replace(lease_end=a.now + a.item.lease)
-    if after is not None and after != before:
-        if after.state in invariants.FINISHED:
-            done = Done(after.state, after.fence, after.fingerprint, after.result)
-            ghost = ghost._replace(done=(*ghost.done, done))
-        elif after.state is State.ABSENT:
-            ghost = ghost._replace(begun=0)
-    return ghost
-
-
 def _answers(key: str, task: Task, ended: Ended, said: list[str]) -> bool:
     """Whether a retry ended with a result, a remembered error or a doubt; what else it got is noted in ``said``."""
     if key not in [asked.key for asked in task.asks]:
@@ -631,16 +334,3 @@ def _answers(key: str, task: Task, ended: Ended, said: list[str]) -> bool:
     return word in ("executed", "replayed", "InDoubt", "AttemptsExhausted") or isinstance(
         ended.error, task.remember
     )
-
-
-def _alive(moment: Moment, index: int) -> Node:
-    node = moment.actors[index].node
-    assert node is not None
-    return node
-
-
-T = TypeVar("T")
-
-
-def _put(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])
