@@ -71,7 +71,7 @@ class Receiver:
         self._keeper = Keeper(self.blocking.store, monotonic, self._lost)
         self.flow = Flow(self._keeper, self.events, monotonic)
         self._prefix = _message_prefix(scope, "", consumer, "", "")
-        self._operations: dict[str, tuple[str, int]] = {}
+        self._operations: dict[str, tuple[Any, ...]] = {}
         tell_of_forks(self._keeper)
 
     @cached_property
@@ -247,6 +247,12 @@ class Receiver:
         """``resolve`` for callers on an event loop."""
         return await self._resolve(self.asyncio, key, kind, value, policy)
 
+    def key_of(
+        self, message: Message, *, operation: str = "", version: str | int = "", scope: str | None = None
+    ) -> str:
+        """The key of a message, as errors, events and ``get`` name it."""
+        return self._call(message, _nothing, operation, version, scope, None).key
+
     def get(self, key: str | Key) -> Record | None:
         """What the store remembers of a key."""
         return run(self._find(self.blocking, key))
@@ -331,13 +337,13 @@ class Receiver:
         return self._clock() - (sent.timestamp() if isinstance(sent, datetime) else sent)
 
     def _operation_of(self, function: Callable[..., Any]) -> str:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None or not hasattr(function, "__qualname__"):
+            raise UsageError(f"{function!r} has no name of its own to be remembered by. Give it an operation=.")
         name = f"{function.__module__}.{function.__qualname__}"
-        code = inspect.unwrap(function).__code__
-        place = (code.co_filename, code.co_firstlineno)
+        place = (code.co_filename, code.co_firstlineno, code if code.co_name == "<lambda>" else None)
         if self._operations.setdefault(name, place) != place:
-            raise UsageError(
-                f"Two functions are called {name}, so they would share keys. Give one an operation=."
-            )
+            raise UsageError(f"Two functions are called {name}, so they would share keys. Give one an operation=.")
         return name
 
     async def _find(self, colour: Colour, key: str | Key) -> Record | None:
@@ -394,6 +400,10 @@ def _resolved_hint(handler: Callable[..., Any]) -> Any:
         return typing.get_type_hints(handler, include_extras=True).get("return", Any)
     except Exception:  # an annotation that can't be resolved says nothing about the type
         return Any
+
+
+def _nothing(message: Message) -> None:
+    """A handler for a message that is only named."""
 
 
 NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR

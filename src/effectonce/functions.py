@@ -52,8 +52,8 @@ class Identity:
         self.version = str(version)
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters)
-        self._plain = all(
-            p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in self.signature.parameters.values()
+        self._positional = all(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in self.signature.parameters.values()
         )
         named = key if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
         for name in (*(name.partition(".")[0] for name in named), *ignore):
@@ -86,7 +86,7 @@ class Identity:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name with defaults filled in, so that every way to write a call is one call."""
-        if self._plain and not kwargs and len(args) == len(self.parameters):
+        if self._positional and not kwargs and len(args) == len(self.parameters):
             return dict(zip(self.parameters, args, strict=True))
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -128,7 +128,7 @@ class _Decorated(Generic[P, R]):
         self, receiver: Receiver, function: Callable[..., Any], identity: Identity, policy: Policy
     ) -> None:
         self._receiver, self._function, self._identity, self._policy = receiver, function, identity, policy
-        functools.update_wrapper(cast("Any", self), function)
+        functools.update_wrapper(cast("Any", self), function, updated=())
 
     @functools.cached_property
     def _hint(self) -> Any:
@@ -189,6 +189,7 @@ class _Bound:
     def __init__(self, decorated: _Decorated[..., Any], instance: object) -> None:
         self.__wrapped__ = decorated
         self.__self__ = instance
+        self.__doc__ = decorated.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return cast("Any", self.__wrapped__)(self.__self__, *args, **kwargs)
@@ -199,6 +200,14 @@ class _Bound:
     def key(self, *args: Any, **kwargs: Any) -> str:
         return self.__wrapped__.key(self.__self__, *args, **kwargs)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        whole = inspect.signature(cast("Any", self.__wrapped__))
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
 
 def decorate(
     receiver: Receiver, function: Callable[P, Any], identity: Identity, policy: Policy
@@ -208,6 +217,10 @@ def decorate(
         decorated = AsyncFunction[P, Any](receiver, function, identity, policy)
         if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(decorated)
+        else:  # frameworks ask asyncio, which knows coroutine functions by this mark
+            from asyncio import coroutines
+
+            cast("Any", decorated)._is_coroutine = cast("Any", coroutines)._is_coroutine
         return decorated
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{identity.operation} is a generator; its values can't be replayed. Return a list.")

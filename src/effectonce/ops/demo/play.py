@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from ... import Receiver, State
+from ... import Message, Receiver, State
 from ...errors import UsageError
-from ...keys import Key
 from .audit import Audit, audit
 from .bank import Bank
 from .broker import Broker, Tally
@@ -63,7 +62,9 @@ def _weather(canvas: Canvas, storm: Storm, workers: int, bank: Path, url: str | 
 def _recorded(storm: Storm, url: str) -> tuple[int, int]:
     """What the store remembers: completed transfers, and attempts that took over."""
     with Receiver(url) as receiver:
-        found = [receiver.get(Key.of(transfer.id, OPERATION)) for transfer in storm.transfers]
+        found = [
+            receiver.get(receiver.key_of(Message(transfer.id), operation=OPERATION)) for transfer in storm.transfers
+        ]
     records = [record for record in found if record is not None]
     completed = sum(record.state is State.COMPLETED for record in records)
     return completed, sum(record.attempts - 1 for record in records)
