@@ -87,7 +87,7 @@ def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:
 
 
 def settlement_of(call: Call, record: Record, resolution: Resolution) -> Completion:
-    """The command that ends a record in doubt as a prober or a person says. A value that can't be stored is an error."""
+    """The command that ends a record in doubt as a prober or a person says; a value has to be storable."""
     state, result = State.ABSENT, None
     if resolution.kind == "completed":
         state, result = State.COMPLETED, encoded(call.policy, call.hint, resolution.value)

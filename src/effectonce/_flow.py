@@ -87,7 +87,11 @@ class Flow:
                 answer = await store.claim(claim)
             except colour.trouble as error:
                 answer = error
-        if type(answer) is Decision and answer.verdict is CLAIMED and self.monotonic() - started < claim.lease:
+        if (
+            type(answer) is Decision
+            and answer.verdict is CLAIMED
+            and self.monotonic() - started < claim.lease
+        ):
             attempt = self.begin(claim, answer, started)
         else:
             opened = await self.open(colour, call, answer, started)
@@ -228,7 +232,9 @@ class Flow:
             if ending.state is State.ABSENT:  # nothing to remember: the handler's own error says it best
                 return answers.failed(attempt, "failed", error)
             return self.store_error(call, unanswered)
-        if answer is FENCED and ending.state is not State.ABSENT:  # a remembered error is an answer like any other
+        if (
+            answer is FENCED and ending.state is not State.ABSENT
+        ):  # a remembered error is an answer like any other
             return await self.overtaken(colour, call, attempt)
         return self.unfinished(attempt, ending, answer, error)
 
@@ -297,7 +303,9 @@ class Flow:
         answer, _ = await _insist(colour, lambda: colour.store.claim(claim))
         if isinstance(answer, Decision) and answer.verdict in GRANTED and answer.record:
             fence = answer.record.fence
-            answer, _ = await _insist(colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep))
+            answer, _ = await _insist(
+                colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep)
+            )
         if isinstance(answer, StoreError):  # then its lease ends it
             self._tell("store_error", claim.key, detail=str(answer))
 
@@ -332,14 +340,18 @@ class Flow:
             resolution: Any = call.policy.prober(record)
             if isinstance(resolution, CoroutineType) and not colour.awaits:
                 resolution.close()
-                raise ColourMismatch("A blocking call can't await its prober. Give it a plain function.", key=call.key)
+                raise ColourMismatch(
+                    "A blocking call can't await its prober. Give it a plain function.", key=call.key
+                )
             if inspect.isawaitable(resolution):
                 resolution = await resolution
             if resolution is None:
                 return False
             return await colour.store.complete(answers.settlement_of(call, record, resolution)) is not FENCED
         except Exception as error:
-            self._tell("in_doubt", record.key, record.fence, record.attempts, detail=f"the prober failed: {error!r}")
+            self._tell(
+                "in_doubt", record.key, record.fence, record.attempts, detail=f"the prober failed: {error!r}"
+            )
             return False
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:

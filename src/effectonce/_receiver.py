@@ -22,7 +22,7 @@ from ._messages import Message, Outcome
 from ._records import Claim, Ending, Record, State, make
 from .claims import Claiming
 from .errors import ColourMismatch, UsageError
-from .functions import AsyncFunction, Function, Identity, KeySource, P, decorate
+from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
 from .hooks import Events, Hook, Stats
 from .keys import Key, new_owner
 from .policy import Policy, Resolution
@@ -155,9 +155,9 @@ class Receiver:
     # Functions and blocks
 
     @overload
-    def idempotent(  # type: ignore[overload-overlap]
+    def idempotent(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncFunction[P, R]: ...  # pyright: ignore[reportOverlappingOverload]
+    ) -> AsyncFunction[P, R]: ...
     @overload
     def idempotent(self, function: Callable[P, R], /) -> Function[P, R]: ...
     @overload
@@ -194,7 +194,11 @@ class Receiver:
         ignore     parameters that are tools (a session, a client) rather than content
         """
 
-        def decorator(function: Callable[..., Any]) -> Any:
+        def decorator(function: Any) -> Any:
+            if isinstance(function, staticmethod):
+                return staticmethod(decorator(function.__func__))
+            if isinstance(function, classmethod):
+                return ClassFunction(decorator(function.__func__))
             name = _own_name(operation) if operation else self._operation_of(function)
             whose = self.scope if scope is None else scope
             identity = Identity(function, key, whose, name, version, ignore)
@@ -228,13 +232,15 @@ class Receiver:
         kind: Literal["completed", "failed", "not_applied"],
         value: Any = None,
         *,
+        hint: Any = Any,
         policy: Policy | None = None,
     ) -> bool:
         """Settle an attempt in doubt: it completed with a value, failed with an exception, or was not applied.
 
-        ``key`` is the text an error carries, or the id given to ``claim``. False when it is not in doubt (any more).
+        ``key`` is the text an error carries, or the id given to ``claim``; ``hint`` the type of a value that needs one,
+        as the function's return annotation says it. False when it is not in doubt (any more).
         """
-        return run(self._resolve(self.blocking, key, kind, value, policy))
+        return run(self._resolve(self.blocking, key, kind, value, hint, policy))
 
     async def aresolve(
         self,
@@ -242,10 +248,11 @@ class Receiver:
         kind: Literal["completed", "failed", "not_applied"],
         value: Any = None,
         *,
+        hint: Any = Any,
         policy: Policy | None = None,
     ) -> bool:
         """``resolve`` for callers on an event loop."""
-        return await self._resolve(self.asyncio, key, kind, value, policy)
+        return await self._resolve(self.asyncio, key, kind, value, hint, policy)
 
     def key_of(
         self, message: Message, *, operation: str = "", version: str | int = "", scope: str | None = None
@@ -339,11 +346,15 @@ class Receiver:
     def _operation_of(self, function: Callable[..., Any]) -> str:
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is None or not hasattr(function, "__qualname__"):
-            raise UsageError(f"{function!r} has no name of its own to be remembered by. Give it an operation=.")
+            raise UsageError(
+                f"{function!r} has no name of its own to be remembered by. Give it an operation=."
+            )
         name = f"{function.__module__}.{function.__qualname__}"
         place = (code.co_filename, code.co_firstlineno, code if code.co_name == "<lambda>" else None)
         if self._operations.setdefault(name, place) != place:
-            raise UsageError(f"Two functions are called {name}, so they would share keys. Give one an operation=.")
+            raise UsageError(
+                f"Two functions are called {name}, so they would share keys. Give one an operation=."
+            )
         return name
 
     async def _find(self, colour: Colour, key: str | Key) -> Record | None:
@@ -354,7 +365,7 @@ class Receiver:
         return record or await colour.store.get(Key.of(key, CLAIM_OPERATION, self.scope).text)
 
     async def _resolve(
-        self, colour: Colour, key: str | Key, kind: Any, value: Any, policy: Policy | None
+        self, colour: Colour, key: str | Key, kind: Any, value: Any, hint: Any, policy: Policy | None
     ) -> bool:
         if kind not in ("completed", "failed", "not_applied"):
             raise UsageError(f'{kind!r}: an attempt in doubt is "completed", "failed" or "not_applied".')
@@ -363,7 +374,7 @@ class Receiver:
         record = await self._find(colour, key)
         if record is None or record.state is not State.IN_DOUBT:
             return False
-        call = call_of(record.key, record.fingerprint, self._policy(policy))
+        call = call_of(record.key, record.fingerprint, self._policy(policy), hint)
         return (
             await colour.store.complete(settlement_of(call, record, Resolution(kind, value)))
             is not Ending.FENCED
@@ -380,7 +391,7 @@ class _Decorator(typing.Protocol):
     """What ``@receiver.idempotent(...)`` gives: it keeps the function's parameters, result and colour."""
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> AsyncFunction[P, R]: ...
     @overload
@@ -412,7 +423,7 @@ NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENER
 def _is_plain(handler: Callable[..., Any]) -> bool:
     """Whether calling a handler runs it: not so for coroutines and generators."""
     try:
-        return not handler.__code__.co_flags & NOT_PLAIN  # type: ignore[attr-defined]
+        return not handler.__code__.co_flags & NOT_PLAIN
     except AttributeError:
         return not any(_is_async(each) or _is_generator(each) for each in (handler, type(handler).__call__))
 
@@ -426,14 +437,18 @@ def _is_generator(handler: Any) -> bool:
 
 
 def _refuse(handler: Any, instead: str) -> None:
-    if any(_is_generator(each) for each in (handler, getattr(type(handler), "__call__", None))):
-        raise UsageError(f"{handler!r} is a generator: calling it runs nothing. Return a list instead of yielding.")
+    if _is_generator(handler) or _is_generator(type(handler).__call__):
+        raise UsageError(
+            f"{handler!r} is a generator: calling it runs nothing. Return a list instead of yielding."
+        )
     raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.{instead}(...)` for it.")
 
 
 def _own_name(operation: str) -> str:
     if operation in (CLAIM_OPERATION, MESSAGE_OPERATION) or operation.startswith(f"{MESSAGE_OPERATION}:"):
-        raise UsageError(f"operation={operation!r} is the name of blocks or of messages. Give the function its own.")
+        raise UsageError(
+            f"operation={operation!r} is the name of blocks or of messages. Give the function its own."
+        )
     return operation
 
 

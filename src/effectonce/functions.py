@@ -128,6 +128,7 @@ class _Decorated(Generic[P, R]):
         self, receiver: Receiver, function: Callable[..., Any], identity: Identity, policy: Policy
     ) -> None:
         self._receiver, self._function, self._identity, self._policy = receiver, function, identity, policy
+        self._of_class = identity.parameters[:1] == ("cls",)
         functools.update_wrapper(cast("Any", self), function, updated=())
 
     @functools.cached_property
@@ -142,6 +143,10 @@ class _Decorated(Generic[P, R]):
         return self._call(args, kwargs).key
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if self._of_class and not (args and isinstance(args[0], type)):
+            raise UsageError(
+                f"{self._identity.operation} was asked without its class. Write @receiver.idempotent above @classmethod."
+            )
         return self._identity.call(args, kwargs, self._policy, self._hint)
 
 
@@ -207,6 +212,16 @@ class _Bound:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
+
+
+class ClassFunction:
+    """A decorated classmethod: it is bound to the class, wherever it is looked up."""
+
+    def __init__(self, decorated: Any) -> None:
+        self.__wrapped__ = decorated
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return _Bound(self.__wrapped__, owner)
 
 
 def decorate(

@@ -51,7 +51,9 @@ def test_an_older_schema_is_brought_up_to_date_and_keeps_its_records(
 def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that breaks is rolled back whole, and the error is one of the tree."""
     before = schema_of(old)
-    step_to_2(monkeypatch, "ALTER TABLE effectonce_records ADD COLUMN note TEXT; ALTER TABLE nowhere ADD COLUMN x")
+    step_to_2(
+        monkeypatch, "ALTER TABLE effectonce_records ADD COLUMN note TEXT; ALTER TABLE nowhere ADD COLUMN x"
+    )
     with pytest.raises(StoreError):
         SQLiteStore(old)
     assert schema_of(old) == before

@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from effectonce import Message, NotApplied, Policy, Receiver, current, keys
-from effectonce.testing.simulation import Asked, Step, Task, effect, think
+from effectonce.testing.simulation import Asked, Scenario, Step, Task, effect, think
 
 LEASE, KEEP = 30.0, 600.0
 
 THIRD = Step("a third of the lease", LEASE / 3, LEASE / 3)
 LEASE_OVER = Step("the lease is over", LEASE + 1, LEASE + 1)
 KEEP_OVER = Step("everything expires", KEEP + LEASE + 70, KEEP + LEASE + 70)
+ALMOST_KEEP, REST_OF_KEEP = Step("almost all of keep", KEEP - 5, KEEP - 5), Step("the rest of keep", 6.0, 6.0)
 CLOCK_LEAPS = Step("the store's clock leaps", LEASE + 1, 0.0)
 """A step of the store's clock alone, as after a failover to a machine whose clock is ahead."""
 
@@ -29,6 +30,7 @@ RETRY = Policy(keep=KEEP, lease=LEASE, busy="reject", remember=(Declined,), in_d
 ONCE = RETRY.but(on_crash="in_doubt")
 WAIT = RETRY.but(busy="wait")
 JOIN = RETRY.but(busy="join")
+CACHE = RETRY.but(local_cache=8)
 
 Handler = Callable[[Message], Awaitable[str]]
 
@@ -102,3 +104,157 @@ def sweeps(name: str, *, policy: Policy = RETRY) -> Task:
 def asked(message: Message) -> Asked:
     """The key and fingerprint that a receiver gives a message."""
     return Asked(keys.prefix("", "message") + message.id, keys.fingerprint(message.payload))
+
+
+def scenario(
+    name: str, *processes: Task | tuple[Task, ...], retries: tuple[Task, ...] = (), **bounds: Any
+) -> Scenario:
+    """A scenario in which each worker is a process of its own, unless several are given as a tuple."""
+    each = tuple(process if isinstance(process[0], Task) else (process,) for process in processes)
+    return Scenario(name, each, retries or (ask("eve"),), **bounds)  # type: ignore[arg-type]
+
+
+def once(name: str, handler: Handler = charges) -> Task:
+    """A worker in at-most-once mode."""
+    return ask(name, handler, policy=ONCE)
+
+
+OTHER = "7 EUR"
+EITHER = (ask("eve"), ask("fay", payload=OTHER))
+BOTH = (ask("eve", id="a"), ask("fay", id="b"))
+ONCE_AGAIN = (once("eve"),)
+TWO_LEASES = LEASE_OVER._replace(times=2)
+UNKNOWABLE = frozenset({"loser_knows_in_time"})
+"""What can't be asked for when the store's clock leaps and the local ones don't."""
+
+QUICK = [
+    scenario("crashes", ask("ada"), ask("bob"), ask("cyd"), crashes=2, steps=(LEASE_OVER,)),
+    scenario("crash after crash", ask("ada"), ask("bob"), crashes=2, steps=(TWO_LEASES,)),
+    scenario("losses", ask("ada"), ask("bob"), ask("cyd"), losses=1, steps=(LEASE_OVER,)),
+    scenario("copies", ask("ada"), ask("bob"), ask("cyd"), copies=1, steps=(LEASE_OVER,)),
+    scenario("losses and copies", ask("ada"), ask("bob"), losses=1, copies=1, steps=(LEASE_OVER,)),
+    scenario(
+        "another payload",
+        *(ask("ada"), ask("bob"), ask("cyd", payload=OTHER)),
+        retries=EITHER,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario(
+        "at most once",
+        *(once("ada"), once("bob"), once("cyd")),
+        retries=ONCE_AGAIN,
+        crashes=1,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario(
+        "at most once, copies", once("ada"), once("bob"), retries=ONCE_AGAIN, copies=2, steps=(LEASE_OVER,)
+    ),
+    scenario(
+        "at most once, failing",
+        *(once("ada", fails), once("bob"), once("cyd")),
+        retries=ONCE_AGAIN,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario("failing, losses", ask("ada", fails), ask("bob"), ask("cyd"), losses=1, steps=(LEASE_OVER,)),
+    scenario(
+        "failing, copies", ask("ada", fails), ask("bob", fails), ask("cyd"), copies=1, steps=(LEASE_OVER,)
+    ),
+    scenario(
+        "declining", ask("ada", declines), ask("bob"), ask("cyd", declines), losses=1, steps=(LEASE_OVER,)
+    ),
+    scenario("doubting", ask("ada", doubts), ask("bob"), losses=1, copies=1, steps=(LEASE_OVER,)),
+    scenario("not applied", ask("ada", not_applied), ask("bob"), ask("cyd"), losses=1, steps=(LEASE_OVER,)),
+    scenario("cancelled", ask("ada"), ask("bob"), ask("cyd"), cancels=1, losses=1),
+    scenario("cancelled twice", ask("ada"), ask("bob"), cancels=2, steps=(LEASE_OVER,)),
+    scenario("kept", ask("ada"), ask("bob"), ticks=2, steps=(THIRD, LEASE_OVER)),
+    scenario("kept, losses", ask("ada"), ask("bob"), ticks=1, losses=1, steps=(LEASE_OVER,)),
+    scenario(
+        "waiting", *(ask(name, policy=WAIT) for name in ("ada", "bob", "cyd")), crashes=1, steps=(LEASE_OVER,)
+    ),
+    scenario(
+        "waiting in a process",
+        (ask("ada", policy=WAIT), ask("bob", policy=WAIT)),
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario("joining", (ask("ada", policy=JOIN), ask("bob", policy=JOIN)), ask("cyd"), steps=(LEASE_OVER,)),
+    scenario(
+        "joining a failure", (ask("ada", fails, policy=JOIN), ask("bob", policy=JOIN)), cancels=1, losses=1
+    ),
+    scenario("expiring", ask("ada"), ask("bob"), ask("cyd"), purges=1, steps=(KEEP_OVER,)),
+    scenario("expiring, copies", ask("ada"), ask("bob"), copies=1, purges=1, steps=(LEASE_OVER, KEEP_OVER)),
+    scenario(
+        "at most once, expiring",
+        *(once("ada"), once("bob")),
+        retries=ONCE_AGAIN,
+        copies=1,
+        purges=1,
+        steps=(LEASE_OVER, KEEP_OVER),
+    ),
+    scenario(
+        "leaping clock",
+        *(ask("ada"), ask("bob"), ask("cyd")),
+        losses=1,
+        steps=(CLOCK_LEAPS,),
+        without=UNKNOWABLE,
+    ),
+    scenario(
+        "batch", ask_for_all("ada", "ab"), ask("bob", id="a"), ask("cyd", id="b"), retries=BOTH, losses=1
+    ),
+    scenario(
+        "batch cancelled", ask_for_all("ada", "ab"), ask("bob", id="a"), retries=BOTH, cancels=1, losses=1
+    ),
+    scenario(
+        "batch overtaken",
+        ask_for_all("ada", "ab"),
+        ask("bob", id="a"),
+        retries=BOTH,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario(
+        "sweep",
+        once("ada", fails),
+        sweeps("bob", policy=ONCE),
+        retries=ONCE_AGAIN,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario(
+        "cache",
+        (ask("ada", policy=CACHE), ask("bob", policy=CACHE)),
+        ask("cyd"),
+        steps=(ALMOST_KEEP, REST_OF_KEEP),
+    ),
+]
+
+WIDE = [
+    scenario(
+        "losses and copies, wide", ask("ada"), ask("bob"), ask("cyd"), losses=2, copies=1, steps=(LEASE_OVER,)
+    ),
+    scenario("crashes, wide", ask("ada"), ask("bob"), ask("cyd"), crashes=2, losses=1, steps=(TWO_LEASES,)),
+    scenario(
+        "at most once, wide",
+        *(once("ada"), once("bob", fails), once("cyd")),
+        retries=ONCE_AGAIN,
+        crashes=1,
+        losses=1,
+        copies=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario("kept, wide", ask("ada"), ask("bob"), ticks=3, losses=1, steps=(THIRD, LEASE_OVER)),
+    scenario(
+        "expiring, wide",
+        ask("ada"),
+        ask("bob"),
+        ask("cyd"),
+        copies=1,
+        purges=1,
+        steps=(LEASE_OVER, KEEP_OVER),
+    ),
+    scenario("cancelled, wide", ask("ada"), ask("bob"), ask("cyd"), cancels=2, losses=1, steps=(LEASE_OVER,)),
+]
+"""The same with more going wrong at a time, for ``./test --soak``."""

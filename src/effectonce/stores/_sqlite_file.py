@@ -99,7 +99,9 @@ class DatabaseFile:
         if code in NOT_OURS or "no such table" in str(error):
             what = f"{self.path} can't be used as a store: {error}."
             return StoreMismatch(f"{what} Nothing was changed; name another file.")
-        return StoreUnavailable(f"{self.path} did not take the command: {error}. {ADVICE.get(code, 'Try again.')}")
+        return StoreUnavailable(
+            f"{self.path} did not take the command: {error}. {ADVICE.get(code, 'Try again.')}"
+        )
 
     def _wait_for_others(self, action: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         deadline = time.monotonic() + self._busy_timeout
@@ -117,7 +119,10 @@ class DatabaseFile:
         """Look whose file this is. Begun anew when another process is just making it."""
         tables = {name for (name,) in connection.execute(SQL["tables"])}
         if "effectonce_meta" not in tables:
-            marks = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+            marks = [
+                connection.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("application_id", "user_version")
+            ]
             if tables or any(marks):
                 sign = f"the table {min(tables)}" if tables else "another program's mark"
                 raise StoreMismatch(

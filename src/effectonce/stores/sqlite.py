@@ -131,6 +131,7 @@ class SQLiteStore(_Verbs):
             raise UsageError(f'durability={durability!r} must be "full", "normal" or "off".')
         self._file = DatabaseFile(path, durability, busy_timeout)
         self._clock = clock
+        self._writer: sqlite3.Connection | None = None
         self._new_claims = 0
         self._expect_new = True
         self._floor = 0
@@ -138,7 +139,7 @@ class SQLiteStore(_Verbs):
         self._start()
         with self._file.errors():
             self._writer = self._file.open_checked()
-        (self._hand,) = self._writer.execute(SQL["hand"]).fetchone()
+            (self._hand,) = self._writer.execute(SQL["hand"]).fetchone()
         tell_of_forks(self)
 
     @classmethod
@@ -146,7 +147,9 @@ class SQLiteStore(_Verbs):
         """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``?durability=normal&busy_timeout=10``."""
         path = url.removeprefix("sqlite://").partition("?")[0]
         if not path.startswith("/") or path in ("/", "/:memory:"):
-            raise UsageError(f"{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all.")
+            raise UsageError(
+                f"{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all."
+            )
         known: dict[str, Any] = {"durability": str, "busy_timeout": float}
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
@@ -207,7 +210,7 @@ class SQLiteStore(_Verbs):
             self._group.hand_over()
 
     def _start(self) -> None:
-        self._writer: sqlite3.Connection | None = None
+        self._writer = None
         self._readers = Readers(self._file.open)
         self._group: Group[Command, Answer] = Group(self._write, (sqlite3.OperationalError,))
         self._handover = None
@@ -270,7 +273,10 @@ class SQLiteStore(_Verbs):
         return any(type(c) is Look or (type(c) is Claim and not self._expect_new) for c in commands)
 
     def _filled(
-        self, answers: list[Answer], commands: Sequence[Command], write: Callable[[list[Command]], list[Answer]]
+        self,
+        answers: list[Answer],
+        commands: Sequence[Command],
+        write: Callable[[list[Command]], list[Answer]],
     ) -> list[Answer]:
         """Add the answers that reading could not give, by writing."""
         rest = [command for command, answer in zip(commands, answers, strict=True) if answer is AGAIN]
@@ -346,7 +352,9 @@ class SQLiteStore(_Verbs):
             return False
         return True if _replaced(connection, record, renewed) else AGAIN
 
-    def _perform_completion(self, connection: sqlite3.Connection, completion: Completion, now: float) -> Answer:
+    def _perform_completion(
+        self, connection: sqlite3.Connection, completion: Completion, now: float
+    ) -> Answer:
         key, owner, fence, state, result, keep = completion
         if owner and connection.execute(END, (key, owner, fence, state, result, now + keep)).rowcount:
             return Ending.DONE
@@ -434,7 +442,9 @@ def _record(
 def _unknown(state: int) -> State:
     if state == State.ABSENT:  # the one state that is false
         return State.ABSENT
-    raise StoreMismatch(f"A record is in state {state}, which this effectonce does not know. Use a newer one.")
+    raise StoreMismatch(
+        f"A record is in state {state}, which this effectonce does not know. Use a newer one."
+    )
 
 
 def _outline(

@@ -63,7 +63,8 @@ def _recorded(storm: Storm, url: str) -> tuple[int, int]:
     """What the store remembers: completed transfers, and attempts that took over."""
     with Receiver(url) as receiver:
         found = [
-            receiver.get(receiver.key_of(Message(transfer.id), operation=OPERATION)) for transfer in storm.transfers
+            receiver.get(receiver.key_of(Message(transfer.id), operation=OPERATION))
+            for transfer in storm.transfers
         ]
     records = [record for record in found if record is not None]
     completed = sum(record.state is State.COMPLETED for record in records)

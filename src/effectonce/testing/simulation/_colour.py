@@ -86,6 +86,7 @@ class SimulatedStore(Store):
 class Simulated:
     """What Blocking and Asyncio are elsewhere."""
 
+    digested_by_name = True
     awaits = True
     cancelled: tuple[type[BaseException], ...] = (Cancelled,)
     trouble: tuple[type[BaseException], ...] = (StoreError, Cancelled)

@@ -7,10 +7,11 @@ only one of them. Anything unknown is looked into rather than left out: that can
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Hashable
 from contextvars import Token
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from functools import cache
+from types import BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from ..._receiver import Receiver
@@ -38,44 +39,71 @@ BLAND: tuple[Any, ...] = (
 class Digester:
     """Digests the values of one process. ``rename`` gives its random names a form that repeats."""
 
-    def __init__(self, rename: Callable[[bytes], bytes], bland: tuple[Any, ...]) -> None:
-        self._rename, self._bland = rename, (*BLAND, *bland)
+    def __init__(self, rename: Callable[[bytes], bytes]) -> None:
+        self._rename = rename
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # an object that is gone could give its id to another
 
     def of(self, value: Any) -> Hashable:
         """The digest of any value."""
-        if isinstance(value, PLAIN):
-            return type(value).__name__, value
-        if isinstance(value, bytes):
+        kind = type(value)
+        sort = _sort(kind)
+        if sort == "plain":
+            return kind.__name__, value
+        if sort == "bytes":
             return self._rename(value)
-        if isinstance(value, self._bland):
-            return type(value).__name__
-        if isinstance(value, tuple | list):
-            return (type(value).__name__, *map(self.of, value))
-        if isinstance(value, BaseException):
-            return type(value).__name__, str(value)
-        return self._of_object(value)
+        if sort == "list":
+            return (kind.__name__, *map(self.of, value))
+        if sort == "bland":
+            return kind.__name__
+        if sort == "error":
+            return kind.__name__, str(value)
+        return self._of_object(value, sort)
 
-    def _of_object(self, value: Any) -> Hashable:
+    def _of_object(self, value: Any, sort: str) -> Hashable:
         if id(value) in self._seen:
             return "again", self._seen[id(value)]
         self._seen[id(value)] = len(self._kept)
         self._kept.append(value)
-        if isinstance(value, dict):
-            return "dict", tuple((self.of(key), self.of(held)) for key, held in value.items())
-        if isinstance(value, set | frozenset):
+        if sort == "dict":
+            return "dict", *((self.of(key), self.of(held)) for key, held in value.items())
+        if sort == "set":
             return "set", frozenset(map(self.of, value))
-        if isinstance(value, Coroutine):
+        if sort == "coroutine":
             return self._of_coroutine(value)
-        if isinstance(value, MethodType):
+        if sort == "method":
             return value.__func__.__qualname__, self.of(value.__self__)
-        if isinstance(value, FunctionType):
+        if sort == "function":
             return value.__qualname__, *(self.of(cell.cell_contents) for cell in value.__closure__ or ())
         return type(value).__name__, self.of(getattr(value, "__dict__", repr(value)))
 
     def _of_coroutine(self, value: Any) -> Hashable:
-        if getattr(value, "cr_frame", None) is None:
-            return "ended"
         frame = value.cr_frame
+        if frame is None:
+            return "ended"
         return frame.f_code.co_qualname, frame.f_lasti, self.of(dict(frame.f_locals)), self.of(value.cr_await)
+
+
+SORTS: dict[str, tuple[Any, ...]] = {
+    "plain": PLAIN,
+    "bytes": (bytes,),
+    "bland": BLAND,
+    "list": (tuple, list),
+    "error": (BaseException,),
+    "dict": (dict,),
+    "set": (set, frozenset),
+    "coroutine": (CoroutineType,),
+    "method": (MethodType,),
+    "function": (FunctionType,),
+}
+
+
+@cache
+def _sort(kind: type) -> str:
+    """How values of a type are digested."""
+    bland = getattr(kind, "digested_by_name", False)
+    return (
+        "bland"
+        if bland
+        else next((sort for sort, kinds in SORTS.items() if issubclass(kind, kinds)), "object")
+    )

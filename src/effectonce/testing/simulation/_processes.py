@@ -34,6 +34,8 @@ class _HandKeeper(Keeper):
 class Process:
     """A live process: a receiver of its own, its tasks, and the keeper's tick in the last slot."""
 
+    digested_by_name = True  # its digest lists what matters of it
+
     def __init__(self, name: str, tasks: Sequence[Task], offset: float) -> None:
         self.name, self.tasks, self.offset = name, tasks, offset
         self.now, self.slot = 0.0, 0
@@ -88,7 +90,7 @@ class Process:
 
     def digest(self) -> Hashable:
         """What this process will do next, as a value."""
-        digester = Digester(lambda owner: self._aliases.get(owner, owner), (Process, Simulated))
+        digester = Digester(lambda owner: self._aliases.get(owner, owner))
         coroutines = [(slot, started) for slot, (_, started) in self._coroutines.items()]
         flow = self.receiver.flow
         mine = [

@@ -1,0 +1,502 @@
+"""Batches: one round trip to claim, one to record, handlers side by side, and an outcome for each in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.integration.sqlite_helpers import Caller
+from tests.unit.receiving import (
+    Blocking,
+    Colour,
+    Counted,
+    Crash,
+    StagedStore,
+    Told,
+    crash,
+    must_not_run,
+    running,
+)
+
+from effectonce import InProgress, KeyReused, Message, Policy, Receiver, StoreUnavailable, current
+from effectonce.errors import EffectOnceError, ResultUnavailable, UsageError
+from effectonce.policy import Resolution
+from effectonce.stores.base import Store
+from effectonce.testing.clocks import ManualClock, wait_until
+
+THREE = [Message("a"), Message("b"), Message("c")]
+
+
+class Ids(Counter[str]):
+    """A handler that returns the message's id and counts runs by id."""
+
+    def __call__(self, message: Message) -> str:
+        self[message.id] += 1
+        return message.id
+
+
+@pytest.fixture
+def staged(clock: ManualClock) -> StagedStore:
+    """A store whose round trips are listed."""
+    return StagedStore(clock=clock)
+
+
+@pytest.fixture
+def batching(staged: StagedStore, clock: ManualClock, told: Told) -> Receiver:
+    """A receiver on that store."""
+    return Receiver(staged, monotonic=clock, hooks=[told])
+
+
+def statuses(outcomes: Any) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+# Outcomes
+
+
+def test_outcomes_are_in_order(receiver: Receiver, colour: Colour) -> None:
+    """Each message has its own outcome, at its own place."""
+    messages = [Message(f"e-{number}") for number in range(20)]
+    outcomes = colour.batch(receiver, messages, Ids())
+    assert [outcome.value for outcome in outcomes] == [message.id for message in messages]
+    assert set(statuses(outcomes)) == {"executed"}
+
+
+def test_known_messages_are_replayed(receiver: Receiver, colour: Colour) -> None:
+    """Duplicates of what the store knows are answered from it; the others run."""
+    colour.process(receiver, THREE[1], Counted("before"))
+    ids = Ids()
+    outcomes = colour.batch(receiver, THREE, ids)
+    assert statuses(outcomes) == ["executed", "replayed", "executed"]
+    assert [outcome.value for outcome in outcomes] == ["a", "before", "c"]
+    assert ids == {"a": 1, "c": 1}
+
+
+def test_duplicates_inside_a_batch_run_once(receiver: Receiver, colour: Colour) -> None:
+    """A message that comes twice in one batch runs once; the repeat has the first one's result."""
+    ids = Ids()
+    outcomes = colour.batch(receiver, [THREE[0], THREE[1], THREE[0], THREE[0]], ids)
+    assert statuses(outcomes) == ["executed", "executed", "replayed", "replayed"]
+    assert [outcome.value for outcome in outcomes] == ["a", "b", "a", "a"]
+    assert [outcome.replayed for outcome in outcomes] == [False, False, True, True]
+    assert ids == {"a": 1, "b": 1}
+
+
+def test_nothing_to_do(batching: Receiver, colour: Colour, staged: StagedStore) -> None:
+    """An empty batch has no outcomes and asks nobody."""
+    assert colour.batch(batching, [], must_not_run) == []
+    assert staged.calls == []
+
+
+def test_any_iterable_is_a_batch(receiver: Receiver, colour: Colour) -> None:
+    """Messages may come from a generator."""
+    assert statuses(colour.batch(receiver, (message for message in THREE), Ids())) == ["executed"] * 3
+
+
+# Round trips
+
+
+def test_two_round_trips(batching: Receiver, colour: Colour, staged: StagedStore) -> None:
+    """However many messages and duplicates, they are claimed together and recorded together."""
+    colour.process(batching, THREE[1], Counted())
+    staged.calls.clear()
+    colour.batch(batching, THREE * 10, Ids())
+    assert staged.calls == ["claim_many", "complete_many"]
+
+
+def test_a_batch_of_duplicates_is_one_round_trip(
+    batching: Receiver, colour: Colour, staged: StagedStore
+) -> None:
+    """When nothing has to run, nothing has to be recorded."""
+    colour.batch(batching, THREE, Ids())
+    staged.calls.clear()
+    assert statuses(colour.batch(batching, THREE, must_not_run)) == ["replayed"] * 3
+    assert staged.calls == ["claim_many"]
+
+
+def test_a_large_batch_goes_in_pieces(batching: Receiver, colour: Colour, staged: StagedStore) -> None:
+    """``size`` messages to a round trip, a hundred by default; a duplicate in a later piece is a replay."""
+    messages = [Message(f"e-{number}") for number in range(9)] + [Message("e-0")]
+    assert statuses(colour.batch(batching, messages, Ids(), size=4))[-1] == "replayed"
+    assert staged.calls == ["claim_many", "complete_many"] * 3
+    staged.calls.clear()
+    colour.batch(batching, [Message(f"f-{number}") for number in range(101)], Ids())
+    assert staged.calls.count("claim_many") == 2
+
+
+@pytest.mark.parametrize("choices", [{"size": 0}, {"size": 1001}, {"concurrency": 0}, {"size": -1}], ids=repr)
+def test_a_batch_has_limits(
+    batching: Receiver, colour: Colour, staged: StagedStore, choices: dict[str, int]
+) -> None:
+    """At most a thousand to a round trip; nonsense is refused before anything is claimed."""
+    with pytest.raises(UsageError):
+        colour.batch(batching, THREE, must_not_run, **choices)
+    assert staged.calls == []
+
+
+def test_a_thousand_at_once(receiver: Receiver, colour: Colour) -> None:
+    """The largest piece works on both stores."""
+    messages = [Message(f"e-{number}") for number in range(1000)]
+    assert set(statuses(colour.batch(receiver, messages, Ids(), size=1000))) == {"executed"}
+    assert set(statuses(colour.batch(receiver, messages, must_not_run, size=1000))) == {"replayed"}
+
+
+# One failure spoils no other
+
+
+class Mixed:
+    """A handler with a result, or an error, for each id."""
+
+    def __init__(self, **results: Any) -> None:
+        self.results = results
+
+    def __call__(self, message: Message) -> Any:
+        return Counted(self.results.get(message.id, message.id))()
+
+
+def test_an_error_is_one_messages_own(receiver: Receiver, colour: Colour) -> None:
+    """Its outcome says failed with the exception, the others are done, and a retry runs only that one."""
+    error = ValueError("no")
+    outcomes = colour.batch(receiver, THREE, Mixed(b=error))
+    assert statuses(outcomes) == ["executed", "failed", "executed"]
+    assert outcomes[1].error is error
+    assert statuses(colour.batch(receiver, THREE, Ids())) == ["replayed", "executed", "replayed"]
+
+
+def test_a_remembered_error_stays_in_its_place(receiver: Receiver, colour: Colour) -> None:
+    """The policy says what an exception means, for each message by itself."""
+    policy = Policy(remember=LookupError, in_doubt=TimeoutError)
+    colour.batch(receiver, THREE, Mixed(a=KeyError("k"), b=TimeoutError()), policy=policy)
+    outcomes = colour.batch(receiver, THREE, must_not_run, policy=policy)
+    assert statuses(outcomes) == ["failed", "in_doubt", "replayed"]
+    assert repr(outcomes[0].error) == "KeyError('k')"
+
+
+def test_a_result_without_a_stored_form_spoils_nothing(receiver: Receiver, colour: Colour) -> None:
+    """It is given once, and repeats say that it is not stored."""
+    thing = object()
+    outcomes = colour.batch(receiver, THREE, Mixed(b=thing))
+    assert [outcome.value for outcome in outcomes] == ["a", thing, "c"]
+    again = colour.batch(receiver, THREE, must_not_run)
+    assert [type(outcome.error) for outcome in again] == [type(None), ResultUnavailable, type(None)]
+
+
+def test_duplicates_share_a_failure(receiver: Receiver, colour: Colour) -> None:
+    """A repeat inside the batch does not try again by itself what its first has just failed at."""
+    failing = Counted(ValueError("no"))
+    outcomes = colour.batch(receiver, [THREE[0], THREE[0]], failing)
+    assert statuses(outcomes) == ["failed", "failed"]
+    assert failing.runs == 1
+
+
+def test_a_reused_key_inside_a_batch(receiver: Receiver, colour: Colour) -> None:
+    """The first of two payloads under one id runs; the other is refused."""
+    messages = [Message("a", 1), Message("a", 2), Message("a", 1)]
+    outcomes = colour.batch(receiver, messages, Ids())
+    assert statuses(outcomes) == ["executed", "mismatch", "replayed"]
+    assert isinstance(outcomes[1].error, KeyReused)
+
+
+def test_a_reused_key_does_not_hide_the_right_one(receiver: Receiver, colour: Colour) -> None:
+    """A message the store knows is replayed, also behind one that reuses its key."""
+    colour.process(receiver, Message("a", 1), Counted("known"))
+    outcomes = colour.batch(receiver, [Message("a", 2), Message("a", 1)], must_not_run)
+    assert statuses(outcomes) == ["mismatch", "replayed"]
+
+
+def test_what_repeats_a_refusal_is_refused(staged: StagedStore, batching: Receiver, colour: Colour) -> None:
+    """A repeat of a message that was not done is not a replay of anything."""
+    staged.fail("claim_many", error=StoreUnavailable("gone"))
+    for outcome in colour.batch(batching, [THREE[0], THREE[0]], must_not_run):
+        assert (outcome.status, outcome.replayed) == ("store_error", False)
+
+
+@pytest.mark.parametrize("callback", ["prober", "dead_letter"])
+def test_a_callback_that_raises_spoils_nothing(
+    receiver: Receiver, clock: ManualClock, colour: Colour, callback: str
+) -> None:
+    """A policy's own functions may fail for one message; the others are run and recorded all the same."""
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("not today")
+
+    choices: dict[str, dict[str, Any]] = {
+        "prober": {"on_crash": "in_doubt", "prober": failing},
+        "dead_letter": {"max_attempts": 1, "dead_letter": failing},
+    }
+    policy = Policy(**choices[callback])
+    crash(receiver, THREE[1], policy=policy)
+    clock.advance(500)
+    outcomes = colour.batch(receiver, THREE, Ids(), policy=policy)
+    assert [outcomes[0].status, outcomes[2].status] == ["executed", "executed"]
+    assert outcomes[1].status in ("in_doubt", "failed")
+    assert not receiver._keeper.live
+
+
+def test_an_unusable_message_refuses_the_batch(
+    batching: Receiver, colour: Colour, staged: StagedStore
+) -> None:
+    """What can't be named is a mistake of the caller's: nothing is claimed."""
+    with pytest.raises(UsageError):
+        colour.batch(batching, [THREE[0], "not a message"], must_not_run)
+    assert staged.calls == []
+
+
+# Side by side
+
+
+def test_handlers_run_side_by_side(receiver: Receiver, colour: Colour) -> None:
+    """All of a batch are in their handlers at once, up to the limit; each sees its own attempt."""
+    seen = []
+    if isinstance(colour, Blocking):
+        together = threading.Barrier(3)
+
+        def handler(message: Message) -> None:
+            together.wait(20)
+            seen.append((message.id, current().key))
+
+        receiver.process_batch(THREE, handler)
+    else:
+
+        async def main() -> None:
+            inside = 0
+            all_inside = asyncio.Event()
+
+            async def handler(message: Message) -> None:
+                nonlocal inside
+                inside += 1
+                if inside == 3:
+                    all_inside.set()
+                await all_inside.wait()
+                seen.append((message.id, current().key))
+
+            await receiver.aprocess_batch(THREE, handler)
+
+        asyncio.run(main())
+    assert sorted(seen) == [(message.id, receiver.key_of(message)) for message in THREE]
+
+
+def test_concurrency_has_a_limit(receiver: Receiver, colour: Colour) -> None:
+    """No more than ``concurrency`` handlers are running at any time."""
+    running_now, most = 0, 0
+    lock = threading.Lock()
+
+    def enter() -> None:
+        nonlocal running_now, most
+        with lock:
+            running_now += 1
+            most = max(most, running_now)
+
+    def leave() -> None:
+        nonlocal running_now
+        with lock:
+            running_now -= 1
+
+    messages = [Message(f"e-{number}") for number in range(12)]
+    if isinstance(colour, Blocking):
+        pairs = threading.Barrier(2)
+
+        def handler(_: Message) -> None:
+            enter()
+            pairs.wait(20)
+            leave()
+
+        receiver.process_batch(messages, handler, concurrency=2)
+    else:
+
+        async def async_handler(_: Message) -> None:
+            enter()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            leave()
+
+        asyncio.run(receiver.aprocess_batch(messages, async_handler, concurrency=2))
+    assert most == 2
+
+
+def test_a_busy_key_is_waited_for(store: Store, colour: Colour, told: Told) -> None:
+    """A message that another process is running gets its answer when there is one; the others don't wait."""
+    receiver, other = Receiver(store, hooks=[told]), Receiver(store)
+    ids = Ids()
+    with running(other, THREE[1], "the other's") as leave:
+        batch = Caller(lambda: colour.batch(receiver, THREE, ids))
+        wait_until(lambda: "busy" in told.kinds() and ids.total() == 2)
+        leave.set()
+        outcomes = batch.answer()
+    assert [outcome.value for outcome in outcomes] == ["a", "the other's", "c"]
+
+
+def test_a_busy_key_may_be_rejected(store: Store, colour: Colour) -> None:
+    """busy="reject" is an outcome there, with the error that says when to ask again."""
+    receiver = Receiver(store)
+    with running(receiver, THREE[1]):
+        outcomes = colour.batch(receiver, THREE, Ids(), policy=Policy(busy="reject"))
+    assert statuses(outcomes) == ["executed", "in_progress", "executed"]
+    assert isinstance(outcomes[1].error, InProgress)
+
+
+def test_a_prober_is_asked_in_a_batch(receiver: Receiver, clock: ManualClock, colour: Colour) -> None:
+    """A message in doubt is settled where the prober knows, beside the others."""
+    policy = Policy(on_crash="in_doubt", prober=lambda _: Resolution.completed("found"))
+    crash(receiver, THREE[1], policy=policy)
+    clock.advance(500)
+    outcomes = colour.batch(receiver, THREE, Ids(), policy=policy)
+    assert [outcome.value for outcome in outcomes] == ["a", "found", "c"]
+
+
+# Trouble with the store
+
+
+def test_without_a_store_nothing_runs(staged: StagedStore, batching: Receiver, colour: Colour) -> None:
+    """Every outcome is a store error, and no handler ran."""
+    staged.fail("claim_many", error=StoreUnavailable("gone"))
+    outcomes = colour.batch(batching, THREE, must_not_run)
+    assert statuses(outcomes) == ["store_error"] * 3
+    assert all(isinstance(outcome.error, StoreUnavailable) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("verb", ["claim_many", "complete_many"])
+def test_a_lost_reply_is_asked_for_again(
+    staged: StagedStore, batching: Receiver, colour: Colour, verb: str
+) -> None:
+    """When only the answer got lost, every message is executed once and says so."""
+
+    def lose_one() -> None:
+        staged.after.clear()
+        raise StoreUnavailable("the line broke")
+
+    staged.after[verb] = lose_one
+    ids = Ids()
+    outcomes = colour.batch(batching, THREE, ids)
+    assert statuses(outcomes) == ["executed"] * 3
+    assert [outcome.attempt for outcome in outcomes] == [1, 1, 1]
+    assert ids == {"a": 1, "b": 1, "c": 1}
+
+
+def test_results_that_could_not_be_recorded_are_not_given(
+    staged: StagedStore, batching: Receiver, colour: Colour
+) -> None:
+    """They are store errors, their claims stay, and a retry runs nothing again."""
+    staged.fail("complete_many", "complete", error=StoreUnavailable("gone"))
+    assert statuses(colour.batch(batching, THREE, Ids())) == ["store_error"] * 3
+    again = colour.batch(batching, THREE, must_not_run, policy=Policy(busy="reject"))
+    assert statuses(again) == ["in_progress"] * 3
+
+
+def test_a_lost_lease_is_one_messages_own(clock: ManualClock, staged: StagedStore, colour: Colour) -> None:
+    """The attempt that was overtaken gets the other's result; the others are recorded."""
+    receiver, other = Receiver(staged, monotonic=clock), Receiver(staged, monotonic=clock)
+
+    def handler(message: Message) -> str:
+        if message.id == "b":
+            clock.advance(500)
+            other.process(message, Counted("the other's"))
+        return message.id
+
+    outcomes = colour.batch(receiver, THREE, handler, concurrency=1)
+    assert [outcome.value for outcome in outcomes] == ["a", "the other's", "c"]
+    assert outcomes[1].replayed
+
+
+# Interrupted
+
+
+def in_store(receiver: Receiver, name: str) -> str:
+    record = receiver.get(receiver.key_of(Message(name)))
+    return "unknown" if record is None else record.state.name
+
+
+def test_a_cancelled_batch_records_what_finished(staged: StagedStore, batching: Receiver) -> None:
+    """What finished is recorded, what was in its handler keeps its claim, what never began is given back."""
+
+    async def main() -> None:
+        inside = asyncio.Event()
+
+        async def handler(message: Message) -> str:
+            if message.id == "b":
+                inside.set()
+                await asyncio.Event().wait()
+            return message.id
+
+        batch = asyncio.ensure_future(batching.aprocess_batch(THREE, handler, concurrency=1))
+        await inside.wait()
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+    asyncio.run(main())
+    assert [in_store(batching, name) for name in "abc"] == ["COMPLETED", "PENDING", "ABSENT"]
+    assert not batching._keeper.live
+
+
+def test_a_batch_cancelled_while_claiming_leaves_no_claim(staged: StagedStore, batching: Receiver) -> None:
+    """The store had granted the claims; nothing ran, so they are given back."""
+
+    async def main() -> None:
+        granted, go_on = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            granted.set()
+            await go_on.wait()
+
+        staged.after["claim_many"] = hold
+        batch = asyncio.ensure_future(batching.aprocess_batch(THREE, must_not_run))
+        await granted.wait()
+        batch.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+    asyncio.run(main())
+    assert {in_store(batching, name) for name in "abc"} == {"ABSENT"}
+
+
+def test_a_batch_cancelled_while_recording_is_recorded(staged: StagedStore, batching: Receiver) -> None:
+    """All results are written before the cancellation is heard."""
+
+    async def main() -> None:
+        writing = asyncio.Event()
+
+        async def hold() -> None:
+            writing.set()
+            await asyncio.sleep(60)
+
+        staged.before["complete_many"] = hold
+        batch = asyncio.ensure_future(batching.aprocess_batch(THREE, Ids()))
+        await writing.wait()
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+    asyncio.run(main())
+    assert {in_store(batching, name) for name in "abc"} == {"COMPLETED"}
+
+
+def test_an_interrupt_in_a_handler_spoils_nothing(receiver: Receiver, colour: Colour) -> None:
+    """It is raised after the others were recorded; its own claim is kept, since it is not the handler's word."""
+    with pytest.raises(Crash):
+        colour.batch(receiver, THREE, Mixed(b=Crash()))
+    assert [in_store(receiver, name) for name in "abc"] == ["COMPLETED", "PENDING", "COMPLETED"]
+    assert not receiver._keeper.live
+
+
+# Colours
+
+
+def test_a_coroutine_function_needs_the_awaitable_form(receiver: Receiver) -> None:
+    """It is refused before anything is claimed, and the error names the call to use."""
+
+    async def handler(_: Message) -> None: ...
+
+    with pytest.raises(EffectOnceError, match="aprocess_batch"):
+        receiver.process_batch(THREE, handler)
+    assert in_store(receiver, "a") == "unknown"
+
+
+def test_events_are_told_for_each(batching: Receiver, colour: Colour, told: Told) -> None:
+    """A batch tells what single calls tell."""
+    colour.batch(batching, [*THREE, THREE[0]], Mixed(b=ValueError()))
+    assert Counter(told.kinds()) == {"claimed": 3, "completed": 2, "released": 1, "replayed": 1}

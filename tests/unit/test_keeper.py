@@ -1,0 +1,465 @@
+"""The keeper: leases are renewed together, whatever handlers do, and a lost one is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.integration.sqlite_helpers import Caller, output_of
+from tests.unit.receiving import Colour, Counted, StagedStore, Told, must_not_run, running
+
+from effectonce import InProgress, LeaseLost, Message, Policy, Receiver, StoreUnavailable, current
+from effectonce import _keeper as keeper_module
+from effectonce._attempt import Attempt
+from effectonce._blocking import run
+from effectonce._keeper import Keeper
+from effectonce._records import Claim, Completion, State
+from effectonce.keys import new_owner
+from effectonce.testing.clocks import ManualClock, wait_until
+
+LEASE, KEEP = 30.0, 3600.0
+EVENT = Message("e-1")
+SHORT = Policy(lease=0.3)
+
+
+class Kept:
+    """A keeper without its thread: the test says when it looks."""
+
+    def __init__(self, clock: ManualClock, store: StagedStore) -> None:
+        self.clock, self.store = clock, store
+        self.lost: list[tuple[str, str]] = []
+        self.keeper = Keeper(store, clock, lambda attempt, why: self.lost.append((attempt.key, why)))
+
+    def begin(self, key: str = "k", lease: float = LEASE) -> Attempt:
+        claim = Claim(key, new_owner(), b"", lease, KEEP)
+        record = run(self.store.claim(claim)).record
+        assert record is not None
+        attempt = Attempt(claim, record.fence, 1, self.clock(), self.clock)
+        self.keeper.live[claim.owner] = attempt
+        self.store.calls.clear()
+        return attempt
+
+    def look(self, after: float = 0.0) -> float:
+        """Let time pass and the keeper look; gives how long it wants to rest."""
+        self.clock.advance(after)
+        return run(self.keeper.tick(self.store, self.clock())) - self.clock()
+
+    def is_held(self, attempt: Attempt) -> bool:
+        record = run(self.store.get(attempt.key))
+        assert record is not None
+        return record.state is State.PENDING and record.lease_until > self.clock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> StagedStore:
+    return StagedStore(clock=clock)
+
+
+@pytest.fixture
+def kept(clock: ManualClock, store: StagedStore) -> Kept:
+    return Kept(clock, store)
+
+
+# Renewing
+
+
+def test_leases_are_renewed_together(kept: Kept) -> None:
+    """All that is due takes one round trip, at a third of the lease."""
+    attempts = [kept.begin(f"k-{number}") for number in range(5)]
+    assert kept.look(after=LEASE / 3) == pytest.approx(LEASE / 3)
+    assert kept.store.calls == ["renew_many"]
+    kept.clock.advance(LEASE * 0.9)
+    assert all(kept.is_held(attempt) for attempt in attempts)
+
+
+def test_what_is_not_due_is_left_alone(kept: Kept) -> None:
+    """The keeper rests until the first lease is a third over."""
+    kept.begin()
+    assert kept.look(after=LEASE / 6) == pytest.approx(LEASE / 6)
+    assert kept.store.calls == []
+
+
+def test_leases_of_different_lengths(kept: Kept) -> None:
+    """Each is renewed by its own measure."""
+    short, long = kept.begin("short", lease=3.0), kept.begin("long", lease=3000.0)
+    for _ in range(10):
+        kept.look(after=1.0)
+    assert kept.store.calls == ["renew_many"] * 10
+    assert kept.is_held(short)
+    assert long.renew_at == pytest.approx(kept.clock() - 10 + 1000)
+
+
+def test_nothing_to_keep_is_no_reason_to_look(kept: Kept) -> None:
+    """Without attempts there is no next time."""
+    attempt = kept.begin()
+    kept.keeper.forget(attempt)
+    assert kept.look(after=LEASE) == float("inf")
+    assert kept.store.calls == []
+
+
+def test_a_denied_renewal_is_a_lost_attempt(kept: Kept, clock: ManualClock) -> None:
+    """When another took over, the attempt is told at once, others are renewed, and nobody asks again."""
+    attempt = kept.begin("taken")
+    clock.advance(LEASE)
+    run(kept.store.claim(Claim("taken", new_owner(), b"", LEASE, KEEP)))
+    other = kept.begin("mine")
+    told = threading.Event()
+    attempt.when_lost(told.set)
+    kept.look(after=LEASE / 3)
+    assert (attempt.lost, told.is_set(), kept.is_held(other), other.lost) == (True, True, True, False)
+    assert kept.lost == [("taken", "another attempt took over")]
+    with pytest.raises(LeaseLost):
+        attempt.check()
+    kept.look(after=LEASE / 3)
+    assert len(kept.lost) == 1
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), RuntimeError("a driver's own")], ids=repr)
+def test_an_error_is_not_a_denial(kept: Kept, error: Exception) -> None:
+    """Whatever a store throws, renewal is tried again, and an outage shorter than the lease harms nobody."""
+    attempt = kept.begin()
+    kept.store.fail("renew_many", error=error)
+    rest = kept.look(after=LEASE / 3)
+    while kept.clock() + rest < attempt.deadline - LEASE / 6:
+        rest = kept.look(after=rest)
+    assert kept.store.calls.count("renew_many") >= 4
+    kept.store.recover()
+    kept.look(after=rest)
+    assert (attempt.lost, kept.is_held(attempt), kept.lost) == (False, True, [])
+
+
+def test_an_error_that_lasts_is_a_lost_attempt(kept: Kept) -> None:
+    """Shortly before the lease ends on the local clock, and not after it, the attempt is given up."""
+    attempt = kept.begin()
+    kept.store.fail("renew_many", error=StoreUnavailable("gone"))
+    rest = kept.look(after=LEASE / 3)
+    while rest != float("inf"):
+        rest = kept.look(after=rest)
+    assert kept.clock() < attempt.deadline
+    assert attempt.lost
+    ((_, why),) = kept.lost
+    assert "gone" in why
+
+
+def test_an_attempt_is_over_by_its_own_clock(kept: Kept, clock: ManualClock) -> None:
+    """Even if nobody tells it: a lease that could not be renewed is over when its time is."""
+    attempt = kept.begin()
+    clock.advance(LEASE - 0.001)
+    attempt.check()
+    clock.advance(0.001)
+    with pytest.raises(LeaseLost):
+        attempt.check()
+
+
+def test_a_lease_counts_from_when_it_was_asked_for(kept: Kept, clock: ManualClock) -> None:
+    """A slow answer makes the local lease shorter, never longer than the store's."""
+    attempt = kept.begin()
+    kept.store.before["renew_many"] = lambda: clock.advance(5)
+    before = clock()
+    kept.look(after=LEASE / 3)
+    assert attempt.deadline == before + LEASE / 3 + LEASE
+
+
+def test_a_handler_that_asks_stops_before_the_next_effect(clock: ManualClock, colour: Colour) -> None:
+    """check() raises LeaseLost when the lease is over, and the caller gets LeaseLost, not a release."""
+    receiver = Receiver(StagedStore(clock=clock), monotonic=clock)
+
+    def handler(_: Message) -> None:
+        clock.advance(500)
+        current().check()
+
+    with pytest.raises(LeaseLost):
+        colour.process(receiver, EVENT, handler)
+    taken_over = colour.process(receiver, EVENT, Counted())
+    assert taken_over.attempt == 2
+
+
+# Endings that could not be written
+
+
+def test_an_ending_is_carried_home(clock: ManualClock, store: StagedStore, colour: Colour) -> None:
+    """When the store is back the result of the handler that ran is recorded, and repeats get it."""
+    receiver = Receiver(store, monotonic=clock)
+    store.fail("complete", error=StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable):
+        colour.process(receiver, EVENT, Counted("late"))
+    store.recover()
+    clock.advance(60)
+    run(receiver._keeper.tick(store, clock()))
+    assert colour.process(receiver, EVENT, must_not_run).value == "late"
+    assert not receiver._keeper.live
+
+
+def with_an_ending(kept: Kept) -> Attempt:
+    """An attempt whose result waits to be written."""
+    attempt = kept.begin()
+    attempt.unrecorded = Completion("k", attempt.claim.owner, attempt.fence, State.COMPLETED, b"1", KEEP)
+    return attempt
+
+
+def test_an_ending_stays_true_after_the_lease(kept: Kept) -> None:
+    """As long as nobody took over it is still written, however late the store comes back."""
+    with_an_ending(kept)
+    kept.store.fail("complete", error=StoreUnavailable("gone"))
+    for _ in range(5):
+        kept.look(after=LEASE)
+    kept.store.recover()
+    kept.look(after=LEASE)
+    record = run(kept.store.get("k"))
+    assert record is not None
+    assert (record.state, record.result, kept.lost) == (State.COMPLETED, b"1", [])
+
+
+def test_an_ending_that_comes_too_late_is_given_up(kept: Kept) -> None:
+    """When another took over meanwhile, its record counts, and the loss is told."""
+    with_an_ending(kept)
+    kept.clock.advance(LEASE)
+    run(kept.store.claim(Claim("k", new_owner(), b"", LEASE, KEEP)))
+    kept.look(after=LEASE / 3)
+    assert [key for key, _ in kept.lost] == ["k"]
+    assert not kept.keeper.live
+
+
+def test_a_finished_attempt_is_not_lost(clock: ManualClock, store: StagedStore, told: Told) -> None:
+    """A renewal that crosses its attempt's completion is denied, and that is no loss."""
+    receiver = Receiver(store, monotonic=clock, hooks=[told])
+
+    def cross() -> None:
+        clock.advance(60)
+        run(receiver._keeper.tick(store, clock()))
+
+    store.after["complete"] = cross
+    assert receiver.process(EVENT, Counted()).status == "executed"
+    assert told.kinds() == ["claimed", "completed"]
+
+
+# The thread
+
+
+def renewed(store: StagedStore, times: int) -> None:
+    wait_until(lambda: store.calls.count("renew_many") >= times, what=f"{times} renewals")
+
+
+@pytest.mark.parametrize("blocked", ["handler", "event loop"])
+def test_a_blocked_handler_keeps_its_lease(blocked: str) -> None:
+    """A handler that computes for many leases, or blocks its loop, is renewed beside it and completes."""
+    store = StagedStore()
+    receiver, other = Receiver(store, policy=SHORT), Receiver(store, policy=Policy(busy="reject"))
+
+    def handler(_: Message) -> str:
+        renewed(store, 5)
+        with pytest.raises(InProgress):
+            other.process(EVENT, must_not_run)
+        current().check()
+        return "kept"
+
+    async def blocking_the_loop(message: Message) -> str:
+        return handler(message)
+
+    outcome = (
+        receiver.process(EVENT, handler)
+        if blocked == "handler"
+        else asyncio.run(receiver.aprocess(EVENT, blocking_the_loop))
+    )
+    assert (outcome.status, outcome.value, outcome.attempt) == ("executed", "kept", 1)
+
+
+class Overtaking:
+    """A first attempt whose renewals are held up, until a second receiver took its key."""
+
+    def __init__(self, clock: ManualClock, told: Told) -> None:
+        self.clock = clock
+        self.store = StagedStore(clock=clock)
+        self.first = Receiver(self.store, policy=SHORT, hooks=[told])
+        self.second = Receiver(self.store, policy=Policy(lease="1h"))
+        self.renew = threading.Event()
+        self.store.before["renew_many"] = self._held_up
+
+    def _held_up(self) -> None:
+        assert self.renew.wait(20)
+
+    def take_over(self, handler: Callable[[Message], Any]) -> Any:
+        self.clock.advance(1)
+        return self.second.process(EVENT, handler)
+
+
+@pytest.fixture
+def overtaking(clock: ManualClock, told: Told) -> Overtaking:
+    return Overtaking(clock, told)
+
+
+def test_a_lost_coroutine_is_cancelled(overtaking: Overtaking, told: Told) -> None:
+    """The keeper cancels a handler on an event loop that lost its lease; its caller gets the other's result."""
+    seen = []
+
+    async def handler(_: Message) -> str:
+        overtaking.take_over(Counted("the other's"))
+        overtaking.renew.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append(current().lost)
+            raise
+        return "mine"
+
+    outcome = asyncio.run(overtaking.first.aprocess(EVENT, handler))
+    assert (outcome.status, outcome.value, outcome.attempt) == ("replayed", "the other's", 2)
+    assert seen == [True]
+    assert told.kinds() == ["claimed", "lease_lost", "fenced", "replayed"]
+
+
+def test_a_cancelled_handler_leaves_its_task_alive(overtaking: Overtaking) -> None:
+    """Losing a lease ends the handler, not the task around it: what comes after may await as ever."""
+
+    async def handler(_: Message) -> None:
+        overtaking.take_over(Counted("the other's"))
+        overtaking.renew.set()
+        await asyncio.Event().wait()
+
+    async def caller() -> Any:
+        outcome = await overtaking.first.aprocess(EVENT, handler)
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        return outcome.value, task.cancelling()
+
+    assert asyncio.run(caller()) == ("the other's", 0)
+
+
+def test_a_lost_attempt_without_an_answer(overtaking: Overtaking) -> None:
+    """While the one who took over is still running there is no result to give: LeaseLost."""
+    leave = threading.Event()
+    entered = threading.Event()
+
+    def slow(_: Message) -> str:
+        entered.set()
+        assert leave.wait(20)
+        return "the other's"
+
+    async def handler(_: Message) -> None:
+        nonlocal other
+        other = Caller(lambda: overtaking.take_over(slow))
+        assert entered.wait(20)
+        overtaking.renew.set()
+        await asyncio.Event().wait()
+
+    other: Caller | None = None
+    with pytest.raises(LeaseLost, match="Ask again"):
+        asyncio.run(overtaking.first.aprocess(EVENT, handler))
+    leave.set()
+    assert other is not None
+    assert other.answer().value == "the other's"
+
+
+def test_a_lost_thread_is_told(overtaking: Overtaking, told: Told) -> None:
+    """A blocking handler can't be cancelled; it can look, and its result is refused either way."""
+
+    def handler(_: Message) -> str:
+        overtaking.take_over(Counted("the other's"))
+        overtaking.renew.set()
+        wait_until(lambda: current().lost)
+        return "mine"
+
+    outcome = overtaking.first.process(EVENT, handler)
+    assert (outcome.status, outcome.value) == ("replayed", "the other's")
+    assert told.kinds()[1:3] == ["lease_lost", "fenced"]
+
+
+def test_an_outage_shorter_than_the_lease_is_survived() -> None:
+    """The thread goes on when the store errs, and renews when it is back."""
+    store = StagedStore()
+    receiver = Receiver(store, policy=Policy(lease=3))
+
+    def handler(_: Message) -> bool:
+        store.fail("renew_many", error=StoreUnavailable("gone"))
+        renewed(store, 2)
+        store.recover()
+        store.calls.clear()
+        renewed(store, 1)
+        return current().lost
+
+    assert receiver.process(EVENT, handler).value is False
+
+
+def keepers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "effectonce-keeper"}
+
+
+def test_one_thread_for_all_attempts() -> None:
+    """Attempts that run at the same time share one thread, and calls that come and go make no more."""
+    before = keepers()
+    receiver = Receiver("memory://")
+    with running(receiver, Message("a")), running(receiver, Message("b")), running(receiver, Message("c")):
+        for number in range(50):
+            receiver.process(Message(f"e-{number}"), Counted())
+        assert len(keepers() - before) == 1
+
+
+def test_no_thread_for_what_needs_none() -> None:
+    """A receiver that runs nothing has no thread."""
+    before = keepers()
+    with Receiver("memory://") as receiver:
+        receiver.get("k")
+        receiver.purge()
+        assert keepers() == before
+
+
+def test_the_thread_ends_when_idle_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some time after the last attempt it goes; the next attempt has a keeper again."""
+    monkeypatch.setattr(keeper_module, "LINGER_SECONDS", 0.01)
+    store = StagedStore()
+    receiver = Receiver(store, policy=Policy(lease=0.15))
+    before = keepers()
+    for number in range(2):
+        store.calls.clear()
+        receiver.process(Message(f"e-{number}"), lambda _: renewed(store, 2))
+        wait_until(lambda: keepers() <= before, what="The end of the thread")
+
+
+def test_close_ends_the_thread() -> None:
+    """A closed receiver leaves no thread behind."""
+    before = keepers()
+    receiver = Receiver("memory://")
+    receiver.process(EVENT, Counted())
+    receiver.close()
+    wait_until(lambda: keepers() <= before, seconds=2, what="The end of the thread")
+
+
+FORK = """
+import os, sys, threading, warnings
+warnings.simplefilter("ignore")  # newer Pythons warn of forking beside threads, which is what this is about
+from effectonce import Message, Policy, Receiver
+from effectonce.stores.sqlite import SQLiteStore
+from effectonce.testing.clocks import wait_until
+
+class Counting(SQLiteStore):
+    renewed = []
+    async def renew_many(self, renewals):
+        self.renewed.append({renewal.key for renewal in renewals})
+        return await super().renew_many(renewals)
+
+receiver = Receiver(Counting(sys.argv[1]), policy=Policy(lease=0.3))
+
+def until_renewed(message):
+    Counting.renewed.clear()
+    wait_until(lambda: len(Counting.renewed) >= 3)
+    return message.id
+
+def parents(message):
+    child = os.fork()
+    if child == 0:
+        receiver.process(Message("child"), until_renewed)
+        os._exit(0 if set().union(*Counting.renewed) == {"|message||child"} else 1)
+    until_renewed(message)
+    return os.waitpid(child, 0)[1]
+
+print(receiver.process(Message("parent"), parents).value, sorted(set().union(*Counting.renewed)))
+"""
+
+
+def test_a_forked_child_keeps_only_its_own(tmp_path: Any) -> None:
+    """After a fork each process has its own keeper: the child renews nothing of the parent's, and both go on."""
+    assert output_of(FORK, tmp_path / "effects.db") == "0 ['|message||parent']\n"
