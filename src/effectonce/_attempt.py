@@ -24,6 +24,7 @@ class Attempt:
     """
 
     # Most attempts end untroubled: what trouble would set is a default of the class, and costs them nothing.
+    ending = False
     ended = False
     outcome: Any = None
     cancelled: BaseException | None = None

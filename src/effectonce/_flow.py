@@ -107,6 +107,7 @@ class Flow:
             CURRENT.reset(token)
             return await self.fail(colour, call, attempt, error)
         CURRENT.reset(token)
+        attempt.ending = True
         result = answers.encoded(policy, hint, value)
         completion = make(Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep))
         try:
@@ -275,9 +276,11 @@ class Flow:
         return answers.replayed(call, record)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
-        """Answer a duplicate with the outcome of the attempt that it met."""
-        self._tell("replayed", call.key, outcome.fence, outcome.attempt, outcome.guarantee)
-        return answers.joined(outcome)
+        """Answer a duplicate with the outcome of the attempt that it met; a refusal stays a refusal."""
+        if outcome.status in ("executed", "replayed", "failed"):
+            self._tell("replayed", call.key, outcome.fence, outcome.attempt, outcome.guarantee)
+            return answers.joined(outcome)
+        return outcome
 
     def close(self, attempt: Attempt, outcome: Outcome[Any] | None) -> None:
         """Let go of an attempt. A caller that was cancelled meanwhile hears of it now, when all is recorded."""
@@ -300,38 +303,45 @@ class Flow:
 
     async def withdraw(self, colour: Colour, claim: Claim) -> None:
         """Give back a claim whose handler has not begun, if the store granted it."""
-        answer, _ = await _insist(colour, lambda: colour.store.claim(claim))
-        if isinstance(answer, Decision) and answer.verdict in GRANTED and answer.record:
-            fence = answer.record.fence
-            answer, _ = await _insist(
+        decision, _ = await insist(colour, lambda: colour.store.claim(claim))
+        error = decision if isinstance(decision, StoreError) else None
+        if isinstance(decision, Decision) and decision.verdict in GRANTED and decision.record:
+            fence = decision.record.fence
+            released, _ = await insist(
                 colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep)
             )
-        if isinstance(answer, StoreError):  # then its lease ends it
-            self._tell("store_error", claim.key, detail=str(answer))
+            error = released if isinstance(released, StoreError) else None
+        if error is not None:  # then its lease ends it
+            self._tell("store_error", claim.key, detail=str(error))
 
     async def _end(
         self, colour: Colour, attempt: Attempt, ending: Completion, first: BaseException | None
     ) -> Ending:
         """Write an ending, through cancellation and short outages; the keeper goes on where this gives up."""
+        attempt.ending = True
         if isinstance(first, colour.cancelled):
             attempt.cancelled = first
         try:
-            answer, cancelled = await _insist(colour, lambda: colour.store.complete(ending))
+            answer, cancelled = await insist(colour, lambda: colour.store.complete(ending))
         except BaseException:
             self.keeper.forget(attempt)
             raise
         attempt.cancelled = cancelled or attempt.cancelled
         if isinstance(answer, StoreError):
-            attempt.unrecorded = ending
-            attempt.end(None)
-            if attempt.cancelled is not None:
-                raise attempt.cancelled from answer
-            raise StoreUnavailable(
-                "The handler has run, but how it ended could not be recorded yet. The claim stays and the write "
-                f"goes on being tried. Ask again with the same key. ({answer})",
-                key=attempt.key,
-            ) from answer
+            raise self.left_to_keeper(attempt, ending, answer)
         return answer
+
+    def left_to_keeper(self, attempt: Attempt, ending: Completion, error: StoreError) -> BaseException:
+        """Have the keeper go on with an ending that could not be written, and say so to the caller."""
+        attempt.unrecorded = ending
+        attempt.end(None)
+        unanswered = attempt.cancelled or StoreUnavailable(
+            "The handler has run, but how it ended could not be recorded yet. The claim stays and the write "
+            f"goes on being tried. Ask again with the same key. ({error})",
+            key=attempt.key,
+        )
+        unanswered.__cause__ = error
+        return unanswered
 
     async def probe(self, colour: Colour, call: Call, record: Record) -> bool:
         """Ask the policy's prober about a doubt and settle it. A prober that fails can't tell yet."""
@@ -441,7 +451,7 @@ class _Waiting:
         return None
 
 
-async def _insist(
+async def insist(
     colour: Colour, send: Callable[[], Coroutine[Any, Any, T]]
 ) -> tuple[T | StoreError, BaseException | None]:
     """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice.

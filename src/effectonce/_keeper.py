@@ -66,8 +66,9 @@ class Keeper:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed = True
-        self._wake.set()
+        with self._lock:
+            self._closed = True
+            self._wake.set()
 
     def before_fork(self) -> None:
         """Nothing to bring to rest: the thread simply is not there in the child."""
@@ -90,7 +91,9 @@ class Keeper:
         for attempt, still in zip(due, held, strict=True):
             if still:
                 attempt.hold(now)
-            elif not attempt.ended:
+            elif attempt.ending:  # perhaps denied because its own ending was first; that one's answer will tell
+                self.forget(attempt)
+            else:
                 self._lose(attempt, "another attempt took over")
 
     async def _record(self, store: Store, attempt: Attempt, now: float) -> None:
@@ -129,8 +132,10 @@ class Keeper:
                 self._thread.start()
 
     def _run(self) -> None:
-        while not self._closed:
+        while True:
             with self._lock:
+                if self._closed:
+                    return
                 self._wake.clear()
                 left = self.wake_at - self._monotonic()
             if left > 0:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, Attempt
-from ._flow import Colour, Flow
+from ._flow import Colour, Flow, insist
 from ._messages import Outcome
 from ._records import Claim, Completion, Decision, Ending, State, Verdict
 from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError
@@ -62,16 +62,22 @@ class _Piece:
         self.interrupted: BaseException | None = None  # heard at the end, when all that ran is recorded
 
     async def run(self) -> list[Outcome[Any]]:
-        """Claim, run, record."""
-        first: dict[str, int] = {}
+        """Claim, run, record. A repeat inside the batch has the outcome of its first."""
+        first: dict[tuple[str, bytes], int] = {}
         for index, (call, _) in enumerate(self.slots):
-            first.setdefault(call.key, index)
-        opened = await self._claim(list(first.values()))
+            first.setdefault((call.key, call.fingerprint), index)
+        by_key: dict[str, int] = {}
+        for (key, _), index in first.items():
+            by_key.setdefault(key, index)
+        opened = await self._claim(list(by_key.values()))
+        for index in first.values():  # the same key with another payload: what the store says of that alone
+            if index not in by_key.values():
+                opened[index] = None
         if opened:
             await self._run_and_record(opened)
         if self.interrupted is not None:
             raise self.interrupted
-        return [self._outcome(index, first[call.key]) for index, (call, _) in enumerate(self.slots)]
+        return [self._outcome(index, first[call.key, call.fingerprint]) for index, (call, _) in enumerate(self.slots)]
 
     async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
         """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
@@ -113,7 +119,8 @@ class _Piece:
             lambda index=index, attempt=attempt: self._job(index, attempt)
             for index, attempt in opened.items()
         ]
-        results, self.interrupted = await self.colour.gather(jobs, self.concurrency)
+        results, interrupted = await self.colour.gather(jobs, self.concurrency)
+        self.interrupted = interrupted or self.interrupted
         ran: dict[int, _Ran] = {}
         for (index, attempt), result in zip(opened.items(), results, strict=True):
             if isinstance(result, _Ran):
@@ -138,6 +145,8 @@ class _Piece:
         """The outcome of one message that goes its own way; what interrupts it interrupts the batch, later."""
         try:
             return await flow
+        except Exception as error:
+            return Outcome("failed", error=error)
         except BaseException as error:
             self.interrupted = self.interrupted or error
             return None
@@ -156,24 +165,28 @@ class _Piece:
         endings: dict[int, Completion] = {}
         for index, (attempt, value, error) in ran.items():
             call = self.slots[index][0]
+            attempt.ending = True
             if error is None:
                 endings[index] = answers.completion_of(call, attempt, value)
             elif isinstance(error, Exception) and not (isinstance(error, LeaseLost) and attempt.lost):
                 endings[index] = answers.failure_of(call, attempt, error)
             else:
                 await self._record_alone(index, ran[index])
-        try:
-            answered = await self.colour.store.complete_many(list(endings.values())) if endings else []
-        except self.colour.trouble as trouble:
-            if isinstance(trouble, self.colour.cancelled):
-                self.interrupted = trouble
-            for index in endings:
-                await self._record_alone(index, ran[index])
+        if not endings:
             return
-        for (index, ending), answer in zip(endings.items(), answered, strict=True):
+        store, sent = self.colour.store, list(endings.values())
+        answered, cancelled = await insist(self.colour, lambda: store.complete_many(sent))
+        self.interrupted = self.interrupted or cancelled
+        for place, (index, ending) in enumerate(endings.items()):
+            answer = answered if isinstance(answered, StoreError) else answered[place]
             self.outcomes[index] = await self._ended(self.slots[index][0], ran[index], ending, answer)
 
-    async def _ended(self, call: Call, ran: _Ran, ending: Completion, answer: Ending) -> Outcome[Any]:
+    async def _ended(
+        self, call: Call, ran: _Ran, ending: Completion, answer: Ending | StoreError
+    ) -> Outcome[Any]:
+        if isinstance(answer, StoreError):
+            self.flow.left_to_keeper(ran.attempt, ending, answer)
+            return self.flow.store_error(call, answer)
         if answer is Ending.FENCED and ending.state is not State.ABSENT:
             return await self.flow.overtaken(self.colour, call, ran.attempt)
         if ran.error is not None:
@@ -190,15 +203,9 @@ class _Piece:
         if outcome is not None:
             self.outcomes[index] = outcome
 
-    def _outcome(self, index: int, leader: int) -> Outcome[Any]:
-        """A message's own outcome, or for a repeat inside the batch the first one's."""
-        outcome = self.outcomes[leader]
-        call, first = self.slots[index][0], self.slots[leader][0]
-        if index == leader:
-            return outcome
-        if call.fingerprint != first.fingerprint:
-            return self.flow.refuse(call, Decision(Verdict.MISMATCH, None))
-        return self.flow.join(call, outcome)
+    def _outcome(self, index: int, first: int) -> Outcome[Any]:
+        outcome = self.outcomes[first]
+        return outcome if index == first else self.flow.join(self.slots[index][0], outcome)
 
 
 def _has_to_wait(call: Call, decision: Decision) -> bool:

@@ -145,7 +145,8 @@ class _Decorated(Generic[P, R]):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._of_class and not (args and isinstance(args[0], type)):
             raise UsageError(
-                f"{self._identity.operation} was asked without its class. Write @receiver.idempotent above @classmethod."
+                f"{self._identity.operation} was asked without its class. "
+                "Write @receiver.idempotent above @classmethod."
             )
         return self._identity.call(args, kwargs, self._policy, self._hint)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.receiving import COLOURS, Colour, Told
+from tests.unit.receiving import COLOURS, Colour, Told, by_hand
 
 from effectonce import Receiver
 from effectonce.stores.base import Store
@@ -48,5 +48,5 @@ def told() -> Told:
 @pytest.fixture
 def receiver(store: Store, clock: ManualClock, told: Told) -> Iterator[Receiver]:
     """A receiver for which time moves by hand."""
-    with Receiver(store, clock=clock, monotonic=clock, hooks=[told]) as receiver:
+    with by_hand(Receiver(store, clock=clock, monotonic=clock, hooks=[told])) as receiver:
         yield receiver

@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -138,6 +139,12 @@ def running(
     finally:
         leave.set()
         first.join()
+
+
+def by_hand(receiver: Receiver) -> Receiver:
+    """A receiver whose keeper looks only when a test says so: its thread takes no part in a clock that jumps."""
+    receiver._keeper.wake_at = -inf
+    return receiver
 
 
 class Told(list[Event]):

@@ -16,6 +16,7 @@ from tests.unit.receiving import (
     Crash,
     StagedStore,
     Told,
+    by_hand,
     crash,
     must_not_run,
     running,
@@ -47,7 +48,7 @@ def staged(clock: ManualClock) -> StagedStore:
 @pytest.fixture
 def batching(staged: StagedStore, clock: ManualClock, told: Told) -> Receiver:
     """A receiver on that store."""
-    return Receiver(staged, monotonic=clock, hooks=[told])
+    return by_hand(Receiver(staged, monotonic=clock, hooks=[told]))
 
 
 def statuses(outcomes: Any) -> list[str]:
@@ -388,7 +389,7 @@ def test_results_that_could_not_be_recorded_are_not_given(
 
 def test_a_lost_lease_is_one_messages_own(clock: ManualClock, staged: StagedStore, colour: Colour) -> None:
     """The attempt that was overtaken gets the other's result; the others are recorded."""
-    receiver, other = Receiver(staged, monotonic=clock), Receiver(staged, monotonic=clock)
+    receiver, other = by_hand(Receiver(staged, monotonic=clock)), by_hand(Receiver(staged, monotonic=clock))
 
     def handler(message: Message) -> str:
         if message.id == "b":

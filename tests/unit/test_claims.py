@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.receiving import Colour, Crash, StagedStore, Told
+from tests.unit.receiving import Colour, Crash, StagedStore, Told, by_hand
 
 from effectonce import (
     InDoubt,
@@ -286,8 +286,8 @@ def test_a_block_that_was_overtaken_gets_the_answer_that_counts(
     staged: StagedStore, colour: Colour, clock: ManualClock, told: Told, others: str
 ) -> None:
     """complete() returns the other's result where there is one, and raises LeaseLost where there is none yet."""
-    receiver = Receiver(staged, monotonic=clock, hooks=[told])
-    other = Receiver(staged, monotonic=clock)
+    receiver = by_hand(Receiver(staged, monotonic=clock, hooks=[told]))
+    other = by_hand(Receiver(staged, monotonic=clock))
     values = []
 
     def overtaken(_: Claiming) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.integration.sqlite_helpers import Caller, output_of
-from tests.unit.receiving import Colour, Counted, StagedStore, Told, must_not_run, running
+from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, must_not_run, running
 
 from effectonce import InProgress, LeaseLost, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce import _keeper as keeper_module
@@ -165,7 +165,7 @@ def test_a_lease_counts_from_when_it_was_asked_for(kept: Kept, clock: ManualCloc
 
 def test_a_handler_that_asks_stops_before_the_next_effect(clock: ManualClock, colour: Colour) -> None:
     """check() raises LeaseLost when the lease is over, and the caller gets LeaseLost, not a release."""
-    receiver = Receiver(StagedStore(clock=clock), monotonic=clock)
+    receiver = by_hand(Receiver(StagedStore(clock=clock), monotonic=clock))
 
     def handler(_: Message) -> None:
         clock.advance(500)
@@ -182,7 +182,7 @@ def test_a_handler_that_asks_stops_before_the_next_effect(clock: ManualClock, co
 
 def test_an_ending_is_carried_home(clock: ManualClock, store: StagedStore, colour: Colour) -> None:
     """When the store is back the result of the handler that ran is recorded, and repeats get it."""
-    receiver = Receiver(store, monotonic=clock)
+    receiver = by_hand(Receiver(store, monotonic=clock))
     store.fail("complete", error=StoreUnavailable("gone"))
     with pytest.raises(StoreUnavailable):
         colour.process(receiver, EVENT, Counted("late"))
@@ -225,7 +225,7 @@ def test_an_ending_that_comes_too_late_is_given_up(kept: Kept) -> None:
 
 def test_a_finished_attempt_is_not_lost(clock: ManualClock, store: StagedStore, told: Told) -> None:
     """A renewal that crosses its attempt's completion is denied, and that is no loss."""
-    receiver = Receiver(store, monotonic=clock, hooks=[told])
+    receiver = by_hand(Receiver(store, monotonic=clock, hooks=[told]))
 
     def cross() -> None:
         clock.advance(60)

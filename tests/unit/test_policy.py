@@ -54,7 +54,12 @@ def test_defaults() -> None:
         DAY, 120.0, "wait", "reject", "retry",
     )  # fmt: skip
     assert (policy.remember, policy.in_doubt, policy.max_attempts) == ((), (), None)
-    assert (policy.store_result, policy.local_cache, policy.prober, policy.dead_letter) == (True, 0, None, None)
+    assert (policy.store_result, policy.local_cache, policy.prober, policy.dead_letter) == (
+        True,
+        0,
+        None,
+        None,
+    )
 
 
 def test_a_waiter_outlasts_a_crash() -> None:
@@ -136,7 +141,12 @@ def test_a_changed_copy() -> None:
     """but() changes some words of a copy, checks them, and leaves the rest and the original alone."""
     policy = Policy(keep="7d", busy="reject", remember=(ValueError,))
     changed = policy.but(lease="1m", busy="join")
-    assert (changed.keep, changed.lease, changed.busy, changed.remember) == (7 * DAY, 60.0, "join", (ValueError,))
+    assert (changed.keep, changed.lease, changed.busy, changed.remember) == (
+        7 * DAY,
+        60.0,
+        "join",
+        (ValueError,),
+    )
     assert (policy.lease, policy.busy) == (120.0, "reject")
     with pytest.raises(UsageError, match="busy"):
         policy.but(busy="huh")

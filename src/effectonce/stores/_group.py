@@ -136,7 +136,7 @@ class Group(Generic[C, A]):
                     ticket.call()
 
     def _serve(self, tickets: list[_Ticket[C, A]]) -> None:
-        """Write for all; if a command is to blame for a failure, for each alone, so that it is its own caller's only."""
+        """Write for all; if a command is to blame for a failure, for each alone, so that only its caller hears it."""
         try:
             answers = iter(self._write([command for ticket in tickets for command in ticket.commands]))
         except Exception as error:

@@ -432,9 +432,9 @@ def _record(
     expires_at: float,
     once: int,
 ) -> Record:
+    known = STATES.get(state) or _unknown(state)
     fields = (
-        key, STATES.get(state) or _unknown(state), owner or NOBODY, fence, fingerprint or b"", lease_until or 0.0, attempts, result, expires_at,
-        once == 1,
+        key, known, owner or NOBODY, fence, fingerprint or b"", lease_until or 0.0, attempts, result, expires_at, once == 1
     )  # fmt: skip
     return make(Record, fields)
 

@@ -40,7 +40,9 @@ class SimulatedStore(Store):
     async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
         """Ask to hold many claims in one request."""
         renamed = tuple(r._replace(owner=self._process.alias(r.owner)) for r in renewals)
-        return list(await ask(Command("renew_many", renamed)))
+        held = await ask(Command("renew_many", renamed))
+        self._process.denied |= {r.owner for r, still in zip(renamed, held, strict=True) if not still}
+        return list(held)
 
     async def complete(self, completion: Completion) -> Ending:
         """Ask to end a claim."""

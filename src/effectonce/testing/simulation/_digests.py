@@ -46,18 +46,19 @@ class Digester:
 
     def of(self, value: Any) -> Hashable:
         """The digest of any value."""
-        kind = type(value)
+        kind: Any = type(value)
+        name: str = kind.__name__
         sort = _sort(kind)
         if sort == "plain":
-            return kind.__name__, value
+            return name, value
         if sort == "bytes":
             return self._rename(value)
         if sort == "list":
-            return (kind.__name__, *map(self.of, value))
+            return (name, *map(self.of, value))
         if sort == "bland":
-            return kind.__name__
+            return name
         if sort == "error":
-            return kind.__name__, str(value)
+            return name, str(value)
         return self._of_object(value, sort)
 
     def _of_object(self, value: Any, sort: str) -> Hashable:

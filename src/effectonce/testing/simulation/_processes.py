@@ -43,6 +43,7 @@ class Process:
         self.events: list[Event] = []
         self.running: dict[int, Attempt] = {}
         self.told: set[int] = set()
+        self.denied: set[bytes] = set()
         self.began: set[int] = set()
         self.pending: list[Any] = [*(Start(task.kind) for task in tasks), None]
         self._coroutines: dict[int, tuple[Context, Coroutine[Any, Any, Any]]] = {}
@@ -92,18 +93,8 @@ class Process:
         """What this process will do next, as a value."""
         digester = Digester(lambda owner: self._aliases.get(owner, owner))
         coroutines = [(slot, started) for slot, (_, started) in self._coroutines.items()]
-        flow = self.receiver.flow
-        mine = [
-            self.told,
-            self.began,
-            self._cancelled,
-            self._asked,
-            self.pending,
-            coroutines,
-            vars(flow),
-            vars(self.keeper),
-        ]
-        return digester.of(mine)
+        mine = [self.told, self.denied, self.began, self._cancelled, self._asked, self.pending]
+        return digester.of([*mine, coroutines, vars(self.receiver.flow), vars(self.keeper)])
 
     def close(self) -> None:
         """End what stands still."""
@@ -141,17 +132,7 @@ class Node:
         self._family, self._inputs = family, inputs
         self._after: dict[Input, tuple[Node, tuple[Event, ...]]] = {}
         self.pending: tuple[Request | None, ...] = tuple(map(_seen, process.pending))
-        self.running = tuple(
-            Running(
-                slot,
-                a.key,
-                process.alias(a.claim.owner),
-                a.fence,
-                a.deadline - process.offset,
-                slot in process.told,
-            )
-            for slot, a in process.running.items()
-        )
+        self.running = tuple(_running(process, slot, attempt) for slot, attempt in process.running.items())
         live = process.keeper.live.values()
         self.renew_at = min((attempt.renew_at - process.offset for attempt in live), default=inf)
         self.resting = not live and all(request is None for request in self.pending)
@@ -195,4 +176,5 @@ def _seen(request: Any) -> Request | None:
 
 def _running(process: Process, slot: int, attempt: Attempt) -> Running:
     owner, lost_at = process.alias(attempt.claim.owner), attempt.deadline - process.offset
-    return Running(slot, attempt.key, owner, attempt.fence, lost_at, slot in process.told)
+    told, denied = slot in process.told, owner in process.denied
+    return Running(slot, attempt.key, owner, attempt.fence, lost_at, told, denied)

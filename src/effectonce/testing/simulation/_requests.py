@@ -151,3 +151,5 @@ class Running(NamedTuple):
     lost_at: float
     """When it knows by its local clock that its lease is over."""
     told: bool
+    denied: bool
+    """Whether the keeper has been denied a renewal of its lease."""

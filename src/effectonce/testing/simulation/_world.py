@@ -98,16 +98,9 @@ class World:
 
     def _do_deliver(self, moment: Moment, index: int, slot: int) -> Moment:
         actor = moment.actors[index]
-        node, number = alive(moment, index), actor.replies[slot]
+        number = actor.replies[slot]
         assert number is not None
-        reply = self.replies.values[number]
-        after = self._feed(moment, index, Input("reply", slot, moment.local_now, reply))
-        request, stands = node.pending[slot], after.actors[index].node
-        if isinstance(request, Command) and request.verb == "renew_many" and stands is not None:
-            assert isinstance(reply, tuple)
-            refused = {r.owner for r, held in zip(request.argument, reply, strict=True) if not held}
-            self._check("loser_is_told", [r for r in stands.running if r.owner in refused])
-        return after
+        return self._feed(moment, index, Input("reply", slot, moment.local_now, self.replies.values[number]))
 
     def _do_lose(self, moment: Moment, index: int, slot: int) -> Moment:
         return self._feed(self._spend(moment, "losses"), index, Input("unavailable", slot, moment.local_now))
@@ -172,6 +165,8 @@ class World:
         for event in events:
             moment = self._witness(moment, index, event)
         request = node.pending[slot]
+        if request is None and slot == len(node.pending) - 1:  # the keeper has done its round
+            self._check("loser_is_told", [running for running in node.running if running.denied])
         replies = put(actor.replies, slot, self._look(moment.store) if isinstance(request, Pause) else None)
         since = put(actor.since, slot, ()) if request is None else actor.since
         after = RESTED if node.resting else Actor(node, replies, since)
