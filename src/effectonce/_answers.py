@@ -60,17 +60,8 @@ def call_of(key: str, fingerprint: bytes, policy: Policy, hint: Any = Any, may_c
 def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
     """The command that records a result. A result that can't be stored never costs the completion."""
     claim = attempt.claim
-    return make(
-        Completion,
-        (
-            claim.key,
-            claim.owner,
-            attempt.fence,
-            COMPLETED,
-            encoded(call.policy, call.hint, value),
-            claim.keep,
-        ),
-    )
+    result = encoded(call.policy, call.hint, value)
+    return Completion(claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep)
 
 
 def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:

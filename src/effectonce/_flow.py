@@ -16,11 +16,12 @@ from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, RENEW_SHARE, Attempt
 from ._blocking import Gathered
-from ._keeper import Keeper
+from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
 from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable
-from .hooks import EventKind, Events
+from .hooks import ASIDE, EventKind, Events
+from .policy import Resolution
 from .stores.base import Store
 
 T = TypeVar("T")
@@ -34,8 +35,6 @@ SENDS = 4
 """How often an ending is sent before the keeper takes it over."""
 FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05
 """Between two looks at a key that another process holds."""
-ENDED: dict[State, EventKind] = {State.FAILED: "failed", State.IN_DOUBT: "in_doubt", State.ABSENT: "released"}
-"""The event that tells of a handler's exception, by the state it leaves."""
 
 
 class Colour(Protocol):
@@ -109,7 +108,9 @@ class Flow:
         CURRENT.reset(token)
         attempt.ending = True
         result = answers.encoded(policy, hint, value)
-        completion = make(Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep))
+        completion = make(
+            Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True)
+        )
         try:
             ending = await store.complete(completion)
         except colour.trouble as error:
@@ -160,8 +161,6 @@ class Flow:
             elif answer.verdict in GRANTED and self.monotonic() - started >= claim.lease:
                 pass  # the reply came after its lease: only if nobody took over meanwhile may this attempt begin
             else:
-                if waiting is not None:
-                    self.events.note("waited", started)
                 return self.admit(call, answer, started)
             answer = None
 
@@ -221,7 +220,7 @@ class Flow:
     async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
         """Record what a handler's exception means. One that is not the handler's word leaves the claim alone."""
         if not isinstance(error, Exception):
-            self.events.note("claimed", self.monotonic())
+            self.events.note("abandoned", self.monotonic())
             self.close(attempt, None)
             raise error
         if isinstance(error, LeaseLost) and attempt.lost:
@@ -260,6 +259,7 @@ class Flow:
             return self.store_error(call, error)
         done = record is not None and record.state in (State.COMPLETED, State.FAILED)
         if record is not None and done and record.fingerprint == call.fingerprint:
+            self.events.note(ASIDE, self.monotonic())
             return self.replay(call, record)
         lost = LeaseLost(
             "The handler ran longer than its lease could be kept, so its result was refused. Ask again with the "
@@ -308,7 +308,7 @@ class Flow:
         if isinstance(decision, Decision) and decision.verdict in GRANTED and decision.record:
             fence = decision.record.fence
             released, _ = await insist(
-                colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep)
+                colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep, began=False)
             )
             error = released if isinstance(released, StoreError) else None
         if error is not None:  # then its lease ends it
@@ -355,14 +355,18 @@ class Flow:
                 )
             if inspect.isawaitable(resolution):
                 resolution = await resolution
-            if resolution is None:
-                return False
-            return await colour.store.complete(answers.settlement_of(call, record, resolution)) is not FENCED
+            return resolution is not None and await self.settle(colour, call, record, resolution)
         except Exception as error:
-            self._tell(
-                "in_doubt", record.key, record.fence, record.attempts, detail=f"the prober failed: {error!r}"
-            )
+            self.tell_aside("in_doubt", record, f"the prober failed: {error!r}")
             return False
+
+    async def settle(self, colour: Colour, call: Call, record: Record, resolution: Resolution) -> bool:
+        """End a record in doubt; False when somebody else was first."""
+        settlement = answers.settlement_of(call, record, resolution)
+        if await colour.store.complete(settlement) is FENCED:
+            return False
+        self.tell_aside(ENDED[settlement.state], record, "settled")
+        return True
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
         """The outcome of a claim that was neither granted nor done before."""
@@ -380,6 +384,11 @@ class Flow:
         outcome = answers.store_error(call, error)
         self._tell("store_error", call.key, 0, 0, outcome.guarantee, type(error).__name__)
         return outcome
+
+    def tell_aside(self, kind: EventKind, record: Record, detail: str) -> None:
+        """Tell of a key what is not the outcome of a delivery."""
+        self.events.note(ASIDE, self.monotonic())
+        self._tell(kind, record.key, record.fence, record.attempts, record.guarantee, detail)
 
     def _tell(
         self,
@@ -434,11 +443,14 @@ class _Waiting:
         left = self._deadline - flow.monotonic()
         if call.policy.busy in ("reject", "skip"):
             return flow.refuse(call, decision)
+        if left <= 0:
+            flow.events.note("timed_out", flow.monotonic())
+            return answers.refused(call, decision)[1]
         if not self._told:
             self._told = True
+            flow.events.note("waited", flow.monotonic())
+            flow.events.note(ASIDE, flow.monotonic())
             flow._tell("busy", call.key, detail="waits")
-        if left <= 0:
-            return answers.refused(call, decision)[1]
         running = flow.keeper.running(call.key)
         if running is not None:
             await colour.wait(running, min(left, decision.retry_after + FIRST_PAUSE))

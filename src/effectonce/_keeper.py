@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 
 from ._attempt import Attempt
 from ._blocking import run
-from ._records import Ending, Renewal
+from ._records import Ending, Renewal, State
 
 if TYPE_CHECKING:
+    from .hooks import EventKind
     from .stores.base import Store
 
+ENDED: dict[State, EventKind] = {
+    State.COMPLETED: "completed", State.FAILED: "failed", State.IN_DOUBT: "in_doubt", State.ABSENT: "released",
+}  # fmt: skip
+"""The event that tells of an ending, by the state it leaves."""
 RETRY_SHARE = 12.0
 """After an error a renewal is tried again at a twelfth of the lease."""
 LINGER_SECONDS = 5.0
@@ -33,12 +38,12 @@ class Keeper:
     """
 
     def __init__(
-        self, store: Store, monotonic: Callable[[], float], lost: Callable[[Attempt, str], None]
+        self, store: Store, monotonic: Callable[[], float], tell: Callable[[EventKind, Attempt, str], None]
     ) -> None:
         self.live: dict[bytes, Attempt] = {}  # by owner
         self._store = store
         self._monotonic = monotonic
-        self._tell_lost = lost
+        self._tell = tell
         self.wake_at = inf
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -91,7 +96,9 @@ class Keeper:
         for attempt, still in zip(due, held, strict=True):
             if still:
                 attempt.hold(now)
-            elif attempt.ending:  # perhaps denied because its own ending was first; that one's answer will tell
+            elif (
+                attempt.ending
+            ):  # perhaps denied because its own ending was first; that one's answer will tell
                 self.forget(attempt)
             else:
                 self._lose(attempt, "another attempt took over")
@@ -107,6 +114,7 @@ class Keeper:
             self._lose(attempt, "its ending came too late")
         else:
             self.forget(attempt)
+            self._tell(ENDED[attempt.unrecorded.state], attempt, "recorded late")
 
     def _postpone(self, attempt: Attempt, now: float, why: str) -> None:
         claim = attempt.claim
@@ -120,7 +128,7 @@ class Keeper:
     def _lose(self, attempt: Attempt, why: str) -> None:
         self.forget(attempt)
         attempt.lose()
-        self._tell_lost(attempt, why)
+        self._tell("lease_lost", attempt, why)
 
     def rouse(self, attempt: Attempt) -> None:
         """See to it that the thread looks in time for an attempt that it did not expect."""

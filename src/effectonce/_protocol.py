@@ -93,7 +93,8 @@ def decide_ending(record: Record | None, ending: Completion, now: float) -> tupl
     if record is None or record.fence != ending.fence:
         return FENCED, record
     if record.owner == ending.owner and ENDINGS[ending.state] in MOVES[record.state]:
-        return DONE, _ended(record, ending.state, ending.result, now + ending.keep)
+        after = _ended(record, ending.state, ending.result, now + ending.keep)
+        return DONE, after if ending.began else after._replace(attempts=after.attempts - 1)
     if record.state is ending.state and record.result == ending.result:
         return REPEATED, record
     return FENCED, record

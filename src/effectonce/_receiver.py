@@ -12,18 +12,18 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, keys
-from ._answers import Call, call_of, settlement_of
+from ._answers import Call, call_of
 from ._attempt import Attempt
 from ._blocking import Blocking, run
 from ._flow import Colour, Flow
 from ._fork import tell_of_forks
 from ._keeper import Keeper
 from ._messages import Message, Outcome
-from ._records import Claim, Ending, Record, State, make
+from ._records import Claim, Record, State, make
 from .claims import Claiming
 from .errors import ColourMismatch, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
-from .hooks import Events, Hook, Stats
+from .hooks import ASIDE, EventKind, Events, Hook, Stats
 from .keys import Key, new_owner
 from .policy import Policy, Resolution
 from .stores import Store, open_store
@@ -68,7 +68,7 @@ class Receiver:
         self._clock = clock
         self.events = Events(tuple(hooks), monotonic)
         self.blocking = Blocking(self.store)
-        self._keeper = Keeper(self.blocking.store, monotonic, self._lost)
+        self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
         self.flow = Flow(self._keeper, self.events, monotonic)
         self._prefix = _message_prefix(scope, "", consumer, "", "")
         self._operations: dict[str, tuple[Any, ...]] = {}
@@ -103,7 +103,7 @@ class Receiver:
     async def aprocess(
         self,
         message: Message,
-        handler: Callable[[Message], Awaitable[R]] | Callable[[Message], R],
+        handler: Callable[[Message], Awaitable[R]],
         *,
         operation: str = "",
         version: str | int = "",
@@ -137,7 +137,7 @@ class Receiver:
     async def aprocess_batch(
         self,
         messages: Iterable[Message],
-        handler: Callable[[Message], Awaitable[R]] | Callable[[Message], R],
+        handler: Callable[[Message], Awaitable[R]],
         *,
         operation: str = "",
         version: str | int = "",
@@ -280,6 +280,7 @@ class Receiver:
         """Look at a bounded piece of the store and forget what has expired there. Traffic does so by itself."""
         gone = run(self.blocking.store.purge(limit))
         if gone:
+            self.events.note("purged", self.flow.monotonic())
             self.events.tell("purged", "", detail=f"{gone} records")
         return gone
 
@@ -375,16 +376,15 @@ class Receiver:
         if record is None or record.state is not State.IN_DOUBT:
             return False
         call = call_of(record.key, record.fingerprint, self._policy(policy), hint)
-        return (
-            await colour.store.complete(settlement_of(call, record, Resolution(kind, value)))
-            is not Ending.FENCED
-        )
+        return await self.flow.settle(colour, call, record, Resolution(kind, value))
 
-    def _lost(self, attempt: Attempt, why: str) -> None:
-        self.events.note("lease_lost", self.flow.monotonic())
-        self.events.tell(
-            "lease_lost", attempt.key, attempt.fence, attempt.number, attempt.guarantee, None, why
-        )
+    def _hear(self, kind: EventKind, attempt: Attempt, detail: str) -> None:
+        """What the keeper has to tell, from its own thread."""
+        now = self.flow.monotonic()
+        self.events.note(kind, now)
+        if kind != "lease_lost":
+            self.events.note(ASIDE, now)
+        self.events.tell(kind, attempt.key, attempt.fence, attempt.number, attempt.guarantee, None, detail)
 
 
 class _Decorator(typing.Protocol):

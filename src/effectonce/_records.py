@@ -87,6 +87,8 @@ class Completion(NamedTuple):
     state: State
     result: bytes | None
     keep: float
+    began: bool = True
+    """False when a claim is given back before its handler began: that was no attempt."""
 
 
 class Verdict(Enum):

@@ -77,7 +77,10 @@ class _Piece:
             await self._run_and_record(opened)
         if self.interrupted is not None:
             raise self.interrupted
-        return [self._outcome(index, first[call.key, call.fingerprint]) for index, (call, _) in enumerate(self.slots)]
+        return [
+            self._outcome(index, first[call.key, call.fingerprint])
+            for index, (call, _) in enumerate(self.slots)
+        ]
 
     async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
         """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""

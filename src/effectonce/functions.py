@@ -7,7 +7,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 from uuid import UUID
 
 from . import keys
@@ -164,9 +164,13 @@ class Function(_Decorated[P, R]):
         call = self._call(args, kwargs)
         return run(receiver.flow.run(receiver.blocking, call, self._function, args, kwargs))
 
-    def __get__(self: Function[Concatenate[S, Q], R], instance: S, owner: Any = None) -> Function[Q, R]:
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(self: Function[Concatenate[S, Q], R], instance: S, owner: Any = None) -> Function[Q, R]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an object, as methods are."""
-        return cast("Function[Q, R]", self if instance is None else _Bound(self, instance))
+        return self if instance is None else _Bound(self, instance)
 
 
 class AsyncFunction(_Decorated[P, R]):
@@ -182,11 +186,15 @@ class AsyncFunction(_Decorated[P, R]):
         call = self._call(args, kwargs)
         return await receiver.flow.run(receiver.asyncio, call, self._function, args, kwargs)
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
     def __get__(
         self: AsyncFunction[Concatenate[S, Q], R], instance: S, owner: Any = None
-    ) -> AsyncFunction[Q, R]:
+    ) -> AsyncFunction[Q, R]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind to an object, as methods are."""
-        return cast("AsyncFunction[Q, R]", self if instance is None else _Bound(self, instance))
+        return self if instance is None else _Bound(self, instance)
 
 
 class _Bound:

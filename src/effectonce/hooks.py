@@ -73,25 +73,29 @@ class Figures:
 
     @property
     def deliveries(self) -> int:
-        """Everything that arrived and was answered."""
-        waited = self.counts.get("waited", 0)  # met a running attempt, then got its answer: counted by that
-        return (
-            sum(self.counts.get(kind, 0) for kind in ("claimed", "taken_over", *DUPLICATES, "late")) - waited
-        )
+        """Everything that arrived and was answered, each once."""
+        return self._sum(*DELIVERIES) - self._sum(ASIDE)
 
     @property
     def duplicate_rate(self) -> float:
         """The share of deliveries whose key was known already."""
-        duplicates = sum(self.counts.get(kind, 0) for kind in DUPLICATES) - self.counts.get("waited", 0)
-        return _share(duplicates, self.deliveries)
+        return _share(self._sum("replayed", "busy", "mismatch") - self._sum("waited"), self.deliveries)
 
     @property
     def lock_conflict_rate(self) -> float:
         """The share of deliveries that met a running attempt."""
-        return _share(self.counts.get("busy", 0), self.deliveries)
+        return _share(self._sum("busy"), self.deliveries)
+
+    def _sum(self, *kinds: str) -> int:
+        return sum(self.counts.get(kind, 0) for kind in kinds)
 
 
-DUPLICATES = ("replayed", "busy", "mismatch")
+ASIDE = "aside"
+"""Counted beside an event that is not the only one of its delivery, or of none: a settlement, a wait that went on."""
+DELIVERIES = (
+    "completed", "replayed", "released", "failed", "in_doubt", "busy", "mismatch", "late", "fenced", "store_error",
+    "abandoned", "timed_out",
+)  # fmt: skip
 
 
 def _share(part: int, whole: int) -> float:
@@ -142,9 +146,10 @@ class Stretch:
     def add(self, noted: list[tuple[str, float, float | None]]) -> None:
         """Count noted events. Each that ended an attempt has a duration, and stands for its claim too."""
         durations = [seconds for _, _, seconds in noted if seconds is not None]
+        kinds = [kind for kind, _, _ in noted]
         self.durations.add(durations)
-        self.counts.update([kind for kind, _, _ in noted])
-        self.counts["claimed"] += len(durations)
+        self.counts.update(kinds)
+        self.counts["claimed"] += len(durations) + kinds.count("abandoned")
 
     def merge(self, other: Stretch) -> None:
         """Add another stretch to this one."""

@@ -62,7 +62,10 @@ async def _doubted(flow: Flow, colour: Colour, record: Record, policy: Policy) -
     decision = await colour.store.claim(claim)
     if decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER):
         await flow.withdraw(colour, claim)
-    return decision.verdict is Verdict.IN_DOUBT
+    doubted = decision.verdict is Verdict.IN_DOUBT
+    if doubted:
+        flow.tell_aside("in_doubt", record, "found by a sweep")
+    return doubted
 
 
 async def _every(colour: Colour, state: State) -> AsyncIterator[Record]:
@@ -83,7 +86,5 @@ async def _redriven(flow: Flow, record: Record, done: Swept, redrive: Redrive) -
         return True
     except Exception as error:
         done.failed += 1
-        flow.events.tell(
-            "failed", record.key, record.fence, record.attempts, record.guarantee, None, f"sweep: {error!r}"
-        )
+        flow.tell_aside("failed", record, f"sweep: {error!r}")
         return False

@@ -13,7 +13,7 @@ from tests.unit.receiving import Counted, StagedStore, Told, by_hand, must_not_r
 
 from effectonce import InProgress, Message, Policy, Receiver, State, StoreUnavailable, current
 from effectonce.stores.base import Store
-from effectonce.testing.clocks import ManualClock
+from effectonce.testing.clocks import ManualClock, wait_until
 
 EVENT = Message("e-1")
 REJECT = Policy(busy="reject")
@@ -392,24 +392,17 @@ def test_two_loops_one_key(store: Store, told: Told) -> None:
     receiver = Receiver(store, hooks=[told])
     entered, leave = threading.Event(), threading.Event()
 
-    async def first(_: Message) -> str:
+    async def handler(_: Message) -> str:
         entered.set()
-        while not leave.is_set():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(leave.wait, 20)
         return "first"
 
-    running = Caller(lambda: asyncio.run(receiver.aprocess(EVENT, first)))
+    first = Caller(lambda: asyncio.run(receiver.aprocess(EVENT, handler)))
     assert entered.wait(20)
-
-    async def second() -> Any:
-        call = asyncio.ensure_future(receiver.aprocess(EVENT, must_not_run))
-        while "busy" not in told.kinds():
-            await asyncio.sleep(0)
-        leave.set()
-        return await call
-
-    assert asyncio.run(second()).value == "first"
-    assert running.answer().value == "first"
+    second = Caller(lambda: asyncio.run(receiver.aprocess(EVENT, must_not_run)))
+    wait_until(lambda: "busy" in told.kinds())
+    leave.set()
+    assert [first.answer().value, second.answer().value] == ["first", "first"]
 
 
 def test_no_task_for_a_call(store: Store) -> None:

@@ -67,12 +67,12 @@ def test_an_id_is_checked_in_a_changed_copy_too(memory: Receiver, what: str) -> 
 
 
 @pytest.mark.parametrize("part", ["scope", "operation", "version"])
-@pytest.mark.parametrize("what", [what for what in BAD_KEYS if what not in ("empty", "blank")])
+@pytest.mark.parametrize("what", [what for what in BAD_KEYS if what not in ("empty", "blank", "no text")])
 def test_every_part_of_a_key_is_checked(memory: Receiver, part: str, what: str) -> None:
     """A scope, an operation and a version obey the same rules, wherever they are given."""
     value, _ = BAD_KEYS[what]
-    if (part, what) in (("version", "a number"), ("scope", "no text")):
-        return  # a number is a version, and no scope is the receiver's own
+    if (part, what) == ("version", "a number"):
+        return  # that is a version
     calls: list[Callable[[], Any]] = [
         lambda: memory.process(EVENT, must_not_run, **{part: value}),
         lambda: memory.claim("k", **{part: value}),
@@ -131,7 +131,7 @@ def test_only_a_message_is_a_message(memory: Receiver, message: Any) -> None:
     assert nothing_happened(memory)
 
 
-@pytest.mark.parametrize("timestamp", ["2024-05-01", b"1", [1], object(), datetime(2024, 5, 1)], ids=repr)  # noqa: DTZ001
+@pytest.mark.parametrize("timestamp", ["2024-05-01", b"1", [1], True, datetime(2024, 5, 1)], ids=repr)  # noqa: DTZ001
 def test_a_timestamp_is_a_time(memory: Receiver, timestamp: Any) -> None:
     """An aware datetime or seconds; anything else is refused, not compared."""
     with pytest.raises(UsageError, match="timestamp"):
@@ -169,7 +169,7 @@ def test_an_unknown_scheme_is_refused(url: str) -> None:
     assert "memory://" in str(refused.value)
 
 
-@pytest.mark.parametrize("url", [None, 5, b"memory://", Path("effects.db"), object()], ids=repr)
+@pytest.mark.parametrize("url", [None, 5, b"memory://", ["memory://"], object()], ids=repr)
 def test_a_store_is_a_url_or_a_store(url: Any) -> None:
     """Anything else is refused, with an example of what would do."""
     with pytest.raises(UsageError, match="sqlite:///effects"):
@@ -223,13 +223,8 @@ def another_programs(path: Path) -> None:
 
 def a_newer_one(path: Path) -> None:
     Receiver(f"sqlite:///{path}").close()
-    with closing(sqlite3.connect(path)) as database:
-        for (table,) in database.execute(
-            "SELECT name FROM sqlite_master WHERE name LIKE '%meta%'"
-        ).fetchall():
-            columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
-            database.execute(f"UPDATE {table} SET {'schema' if 'schema' in columns else columns[0]} = 999")
-        database.commit()
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE effectonce_meta SET value = 99 WHERE name = 'schema'")
 
 
 FILES = [a_directory, a_text, a_damaged_store, another_programs, a_newer_one]

@@ -459,16 +459,17 @@ def test_a_batch_cancelled_while_recording_is_recorded(staged: StagedStore, batc
     """All results are written before the cancellation is heard."""
 
     async def main() -> None:
-        writing = asyncio.Event()
+        writing, go_on = asyncio.Event(), asyncio.Event()
 
         async def hold() -> None:
             writing.set()
-            await asyncio.sleep(60)
+            await go_on.wait()
 
         staged.before["complete_many"] = hold
         batch = asyncio.ensure_future(batching.aprocess_batch(THREE, Ids()))
         await writing.wait()
         batch.cancel()
+        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await batch
 

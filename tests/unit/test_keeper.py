@@ -30,8 +30,10 @@ class Kept:
 
     def __init__(self, clock: ManualClock, store: StagedStore) -> None:
         self.clock, self.store = clock, store
-        self.lost: list[tuple[str, str]] = []
-        self.keeper = Keeper(store, clock, lambda attempt, why: self.lost.append((attempt.key, why)))
+        self.told: list[tuple[str, str, str]] = []
+        self.keeper = Keeper(
+            store, clock, lambda kind, attempt, why: self.told.append((kind, attempt.key, why))
+        )
 
     def begin(self, key: str = "k", lease: float = LEASE) -> Attempt:
         claim = Claim(key, new_owner(), b"", lease, KEEP)
@@ -110,11 +112,11 @@ def test_a_denied_renewal_is_a_lost_attempt(kept: Kept, clock: ManualClock) -> N
     attempt.when_lost(told.set)
     kept.look(after=LEASE / 3)
     assert (attempt.lost, told.is_set(), kept.is_held(other), other.lost) == (True, True, True, False)
-    assert kept.lost == [("taken", "another attempt took over")]
+    assert kept.told == [("lease_lost", "taken", "another attempt took over")]
     with pytest.raises(LeaseLost):
         attempt.check()
     kept.look(after=LEASE / 3)
-    assert len(kept.lost) == 1
+    assert len(kept.told) == 1
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), RuntimeError("a driver's own")], ids=repr)
@@ -128,7 +130,7 @@ def test_an_error_is_not_a_denial(kept: Kept, error: Exception) -> None:
     assert kept.store.calls.count("renew_many") >= 4
     kept.store.recover()
     kept.look(after=rest)
-    assert (attempt.lost, kept.is_held(attempt), kept.lost) == (False, True, [])
+    assert (attempt.lost, kept.is_held(attempt), kept.told) == (False, True, [])
 
 
 def test_an_error_that_lasts_is_a_lost_attempt(kept: Kept) -> None:
@@ -140,7 +142,8 @@ def test_an_error_that_lasts_is_a_lost_attempt(kept: Kept) -> None:
         rest = kept.look(after=rest)
     assert kept.clock() < attempt.deadline
     assert attempt.lost
-    ((_, why),) = kept.lost
+    ((kind, _, why),) = kept.told
+    assert kind == "lease_lost"
     assert "gone" in why
 
 
@@ -210,7 +213,8 @@ def test_an_ending_stays_true_after_the_lease(kept: Kept) -> None:
     kept.look(after=LEASE)
     record = run(kept.store.get("k"))
     assert record is not None
-    assert (record.state, record.result, kept.lost) == (State.COMPLETED, b"1", [])
+    assert (record.state, record.result) == (State.COMPLETED, b"1")
+    assert [kind for kind, _, _ in kept.told] == ["completed"]
 
 
 def test_an_ending_that_comes_too_late_is_given_up(kept: Kept) -> None:
@@ -219,7 +223,7 @@ def test_an_ending_that_comes_too_late_is_given_up(kept: Kept) -> None:
     kept.clock.advance(LEASE)
     run(kept.store.claim(Claim("k", new_owner(), b"", LEASE, KEEP)))
     kept.look(after=LEASE / 3)
-    assert [key for key, _ in kept.lost] == ["k"]
+    assert [(kind, key) for kind, key, _ in kept.told] == [("lease_lost", "k")]
     assert not kept.keeper.live
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1062,6 +1063,15 @@ def test_a_receiver_is_a_context(tmp_path: Any) -> None:
     with Receiver(url) as first:
         first.process(EVENT, Counted("kept"))
     with Receiver(url) as second:
+        assert second.process(EVENT, must_not_run).value == "kept"
+
+
+def test_a_path_is_a_sqlite_file(tmp_path: Path) -> None:
+    """A receiver may be given the file itself instead of its URL."""
+    path = tmp_path / "effects.db"
+    with Receiver(path) as first:
+        first.process(EVENT, Counted("kept"))
+    with Receiver(f"sqlite:///{path}") as second:
         assert second.process(EVENT, must_not_run).value == "kept"
 
 

@@ -58,9 +58,9 @@ class Store(ABC):
     async def complete(self, completion: Completion) -> Ending:
         """End a claim by ``decide_ending``. The answer is given when the write is as durable as promised."""
 
-    async def release(self, key: str, owner: bytes, fence: int, keep: float) -> Ending:
-        """Give a claim back, so that a retry may run again."""
-        return await self.complete(Completion(key, owner, fence, State.ABSENT, None, keep))
+    async def release(self, key: str, owner: bytes, fence: int, keep: float, began: bool = True) -> Ending:
+        """Give a claim back, so that a retry may run again. One that never ``began`` does not count as an attempt."""
+        return await self.complete(Completion(key, owner, fence, State.ABSENT, None, keep, began))
 
     @abstractmethod
     async def get(self, key: str) -> Record | None:

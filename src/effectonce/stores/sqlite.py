@@ -355,8 +355,12 @@ class SQLiteStore(_Verbs):
     def _perform_completion(
         self, connection: sqlite3.Connection, completion: Completion, now: float
     ) -> Answer:
-        key, owner, fence, state, result, keep = completion
-        if owner and connection.execute(END, (key, owner, fence, state, result, now + keep)).rowcount:
+        key, owner, fence, state, result, keep, began = completion
+        if (
+            owner
+            and began
+            and connection.execute(END, (key, owner, fence, state, result, now + keep)).rowcount
+        ):
             return Ending.DONE
         record = _read(connection, key)
         ending, after = decide_ending(record, completion, now)
@@ -434,7 +438,8 @@ def _record(
 ) -> Record:
     known = STATES.get(state) or _unknown(state)
     fields = (
-        key, known, owner or NOBODY, fence, fingerprint or b"", lease_until or 0.0, attempts, result, expires_at, once == 1
+        key, known, owner or NOBODY, fence, fingerprint or b"", lease_until or 0.0, attempts, result, expires_at,
+        once == 1,
     )  # fmt: skip
     return make(Record, fields)
 

@@ -135,6 +135,14 @@ class Endings(Suite):
         assert decision.record is not None
         assert (decision.record.owner, decision.record.attempts) == (B, 2)
 
+    def test_a_claim_that_never_began_is_no_attempt(self, subject: Subject) -> None:
+        """Given back before its handler began, it leaves its fence behind but does not count as tried."""
+        held = subject.hold()
+        assert subject.release(held, began=False) is Ending.DONE
+        record = subject.claim(owner=B).record
+        assert record is not None
+        assert (record.attempts, record.fence > held.fence) == (1, True)
+
     def test_a_released_record_remembers(self, subject: Subject) -> None:
         """Fence, attempts and fingerprint outlast a release, and are kept as long as a result is."""
         held = subject.hold()

@@ -156,9 +156,9 @@ class Subject:
         """Say what became of a record in doubt: nobody holds it, so its fence is quoted."""
         return self.complete(doubt, result, state, owner=NOBODY, keep=keep)
 
-    def release(self, held: Record, *, keep: float = LONG) -> Ending:
+    def release(self, held: Record, *, keep: float = LONG, began: bool = True) -> Ending:
         """Give a claim back."""
-        return self.driver.run(self.verbs.release(held.key, held.owner, held.fence, keep))
+        return self.driver.run(self.verbs.release(held.key, held.owner, held.fence, keep, began))
 
     def get(self, key: str = "k") -> Record | None:
         """Read a record."""

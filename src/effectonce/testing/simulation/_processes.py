@@ -52,7 +52,7 @@ class Process:
         self._cancelled: set[int] = set()
         self.store = SimulatedStore(self)
         self.receiver = receiver = Receiver(self.store, monotonic=self.monotonic)
-        self.keeper = receiver.flow.keeper = _HandKeeper(self.store, self.monotonic, receiver._lost)
+        self.keeper = receiver.flow.keeper = _HandKeeper(self.store, self.monotonic, receiver._hear)
         receiver.__dict__["asyncio"] = Simulated(self)
 
     def monotonic(self) -> float:
