@@ -50,17 +50,19 @@ class Asyncio:
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
         """Await the handler, and cancel it when the keeper says that the attempt's lease is lost."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        running = True
+        running, cancelled_here = True, False
 
         def cancel() -> None:
+            nonlocal cancelled_here
             if running and task is not None:
+                cancelled_here = True
                 task.cancel()
 
         attempt.when_lost(lambda: _on(loop, cancel))
         try:
             return await handler
         except asyncio.CancelledError:
-            if attempt.lost and task is not None and task.uncancel() == 0:
+            if cancelled_here and task is not None and task.uncancel() == 0:
                 raise LeaseLost(
                     "The handler was cancelled because its lease was lost.", key=attempt.key
                 ) from None

@@ -36,9 +36,12 @@ class Message(_MessageFields):
         cls, id: str, payload: Any = None, timestamp: datetime | float | None = None, source: str = ""
     ) -> Self:
         keys.check_id(id)
-        if isinstance(timestamp, datetime) and timestamp.tzinfo is None:
-            raise UsageError(f"timestamp={timestamp!r} has no time zone, so its age can't be told.")
+        if timestamp is not None:
+            _check_time(timestamp)
         return make(cls, (id, payload, timestamp, source))
+
+    def _replace(self, **changes: Any) -> Self:  # a changed copy is checked like a new one
+        return type(self)(**(self._asdict() | changes))
 
     @classmethod
     def with_content_id(
@@ -46,6 +49,16 @@ class Message(_MessageFields):
     ) -> Message:
         """A message whose sender gave it no id: the same content from the same source has the same id."""
         return cls(keys.content_id(payload, source), payload, timestamp, source)
+
+
+def _check_time(timestamp: object) -> None:
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise UsageError(f"timestamp={timestamp!r} has no time zone, so its age can't be told.")
+    elif type(timestamp) not in (int, float):
+        raise UsageError(
+            f"timestamp={timestamp!r} is not a time. Give an aware datetime or seconds since 1970."
+        )
 
 
 class Outcome(NamedTuple, Generic[T]):

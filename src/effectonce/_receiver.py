@@ -21,7 +21,7 @@ from ._keeper import Keeper
 from ._messages import Message, Outcome
 from ._records import Claim, Record, State, make
 from .claims import Claiming
-from .errors import ColourMismatch, UsageError
+from .errors import ColourMismatch, InvalidKey, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
 from .hooks import ASIDE, EventKind, Events, Hook, Stats
 from .keys import Key, new_owner
@@ -70,7 +70,7 @@ class Receiver:
         self.blocking = Blocking(self.store)
         self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
         self.flow = Flow(self._keeper, self.events, monotonic)
-        self._prefix = _message_prefix(scope, "", consumer, "", "")
+        self._prefix = _named(scope, "", consumer, "", "")
         self._operations: dict[str, tuple[Any, ...]] = {}
         tell_of_forks(self._keeper)
 
@@ -111,7 +111,7 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        if _is_generator(handler):
+        if not callable(handler) or _is_generator(handler):
             _refuse(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
         return (await self.flow.run(self.asyncio, call, handler, (message,), {})).unwrap()
@@ -147,7 +147,7 @@ class Receiver:
         concurrency: int = batch.DEFAULT_CONCURRENCY,
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
-        if _is_generator(handler):
+        if not callable(handler) or _is_generator(handler):
             _refuse(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return await batch.run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
@@ -316,7 +316,7 @@ class Receiver:
         policy = self.policy if policy is None else _policy(policy)
         if source or operation or version or scope is not None:
             whose = self.scope if scope is None else scope
-            key = _message_prefix(whose, operation, self.consumer, source, version) + id_
+            key = _named(whose, operation, self.consumer, source, version) + id_
         else:
             key = self._prefix + id_
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
@@ -362,6 +362,10 @@ class Receiver:
         """The record of a key by its text, or of a block by the id that was given to ``claim``."""
         if isinstance(key, Key):
             return await colour.store.get(key.text)
+        if not isinstance(key, str):
+            raise InvalidKey(
+                f"{key!r} is not a key. Give a Key, the text an error carries, or the id of a claim."
+            )
         record = await colour.store.get(key) if key.count("|") >= 3 else None
         return record or await colour.store.get(Key.of(key, CLAIM_OPERATION, self.scope).text)
 
@@ -398,7 +402,18 @@ class _Decorator(typing.Protocol):
     def __call__(self, function: Callable[P, R], /) -> Function[P, R]: ...
 
 
-@lru_cache(maxsize=1024)
+def _named(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:
+    try:
+        return _message_prefix(scope, operation, consumer, source, version)
+    except (TypeError, AttributeError):
+        parts = {"operation": operation, "consumer": consumer, "source": source}
+        wrong = ", ".join(f"{name}={part!r}" for name, part in parts.items() if not isinstance(part, str))
+        raise InvalidKey(
+            f"{wrong or f'scope={scope!r}, version={version!r}'}: parts of a key are text."
+        ) from None
+
+
+@lru_cache(maxsize=1024, typed=True)
 def _message_prefix(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:
     """``message:operation:consumer:source``, each in its own place, without the empty ones at the end."""
     parts = [part.replace("%", "%25").replace(":", "%3A") for part in (operation, consumer, source)]
@@ -425,6 +440,8 @@ def _is_plain(handler: Callable[..., Any]) -> bool:
     try:
         return not handler.__code__.co_flags & NOT_PLAIN
     except AttributeError:
+        if not callable(handler):
+            raise UsageError(f"{handler!r} can't be called, so it can't handle anything.") from None
         return not any(_is_async(each) or _is_generator(each) for each in (handler, type(handler).__call__))
 
 
@@ -437,6 +454,8 @@ def _is_generator(handler: Any) -> bool:
 
 
 def _refuse(handler: Any, instead: str) -> None:
+    if not callable(handler):
+        raise UsageError(f"{handler!r} can't be called, so it can't handle anything.")
     if _is_generator(handler) or _is_generator(type(handler).__call__):
         raise UsageError(
             f"{handler!r} is a generator: calling it runs nothing. Return a list instead of yielding."

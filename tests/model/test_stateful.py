@@ -93,16 +93,25 @@ class Model:
             if memory.lease_until > self.now():
                 return InProgress
             if POLICIES[id].on_crash == "in_doubt":
-                self.ids[id] = replace(memory, state=State.IN_DOUBT)
                 return InDoubt
         if memory.state is State.IN_DOUBT:
             return InDoubt
         if memory.state in (State.COMPLETED, State.FAILED):
             return memory.value
         if POLICIES[id].max_attempts is not None and memory.attempts >= MOST:
-            self.end(id, State.FAILED, AttemptsExhausted)
             return AttemptsExhausted
         return RUNS
+
+    def delivered(self, id: str, payload: int) -> Any:
+        """What a delivery gets, with what it leaves behind: a new attempt, a doubt or a poisoned key."""
+        expected = self.expect(id, payload)
+        if expected is RUNS:
+            self.begin(id, payload)
+        elif expected is InDoubt:
+            self.ids[id].state = State.IN_DOUBT
+        elif expected is AttemptsExhausted and self.ids[id].state is not State.FAILED:
+            self.end(id, State.FAILED, AttemptsExhausted)
+        return expected
 
     def begin(self, id: str, payload: int) -> None:
         memory = self.look(id)
@@ -178,11 +187,9 @@ class ReceiverMachine(RuleBasedStateMachine):
     @rule(id=ids, payload=payloads, deed=deeds, slow=st.booleans())
     def process(self, id: str, payload: int, deed: str, slow: bool) -> None:
         """A delivery runs its handler if nothing is remembered, and else gets what is."""
-        expected, ran, started = self.model.expect(id, payload), len(self.runs), self.clock()
+        expected, ran, started = self.model.delivered(id, payload), len(self.runs), self.clock()
         handle, message = self.handler(deed, slow), Message(id, payload)
         runs = expected is RUNS
-        if runs:
-            self.model.begin(id, payload)
         got = self.deliver(message, handle)
         assert len(self.runs) - ran == runs
         if runs:
@@ -237,9 +244,8 @@ class ReceiverMachine(RuleBasedStateMachine):
         ran, started = len(self.runs), self.clock()
         running: list[str] = []
         for id, payload in dict.fromkeys(batch):
-            expected[id, payload] = self.model.expect(id, payload)
+            expected[id, payload] = self.model.delivered(id, payload)
             if expected[id, payload] is RUNS:
-                self.model.begin(id, payload)
                 running.append(id)
         messages = [Message(id, payload) for id, payload in batch]
         outcomes = self.receiver.process_batch(messages, self.handler(deed), concurrency=1)

@@ -53,12 +53,6 @@ async def async_outcomes_have_the_awaited_type() -> None:
     assert_type(await receiver.aprocess_batch([message], handle_later), list[Outcome[Receipt]])
 
 
-async def a_loop_may_have_a_blocking_handler() -> None:
-    assert_type(await receiver.aprocess(message, handle), Outcome[Receipt])
-    assert_type(await receiver.aprocess(message, lambda m: m.id), Outcome[str])
-    assert_type(await receiver.aprocess_batch([message], handle), list[Outcome[Receipt]])
-
-
 def handlers_take_a_message() -> None:
     def wrong(text: str) -> str:
         return text

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..errors import UsageError
+from ._urls import shown
 from .base import Features, Store, StoreStats
 
 __all__ = ["Features", "Store", "StoreStats", "open_store"]
@@ -34,15 +35,9 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in SCHEMES:
         raise UsageError(
-            f"{_shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}."
+            f"{shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}."
         )
     module, _, name = SCHEMES[scheme].partition(":")
     kind: type[Any] = getattr(import_module(f".{module}", __package__), name)
     store: Store = kind.from_url(url, dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))
     return store
-
-
-def _shown(url: str) -> str:
-    """The URL without what may be a password."""
-    before, at, after = url.rpartition("@")
-    return f"{before.partition('://')[0]}://…{at}{after}" if at else url

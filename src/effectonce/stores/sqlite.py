@@ -26,6 +26,7 @@ from ..errors import StoreMismatch, UsageError
 from ._group import Group
 from ._readers import Readers
 from ._sqlite_file import SQL, DatabaseFile
+from ._urls import shown
 from .base import Features, Store, StoreStats
 
 if TYPE_CHECKING:
@@ -148,13 +149,16 @@ class SQLiteStore(_Verbs):
         path = url.removeprefix("sqlite://").partition("?")[0]
         if not path.startswith("/") or path in ("/", "/:memory:"):
             raise UsageError(
-                f"{url!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all."
+                f"{shown(url)!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all."
             )
         known: dict[str, Any] = {"durability": str, "busy_timeout": float}
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
-        except (KeyError, ValueError) as error:
-            raise UsageError(f"{url!r}: {error}. Known options are durability= and busy_timeout=.") from None
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"{shown(url)!r} has an option that is unknown or makes no sense. Known are durability=full|normal|off "
+                "and busy_timeout=SECONDS."
+            ) from None
         return cls(path[1:], **chosen)
 
     async def now(self) -> float:
