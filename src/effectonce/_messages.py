@@ -40,7 +40,8 @@ class Message(_MessageFields):
             _check_time(timestamp)
         return make(cls, (id, payload, timestamp, source))
 
-    def _replace(self, **changes: Any) -> Self:  # a changed copy is checked like a new one
+    def _replace(self, **changes: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A changed copy, checked like a new one."""
         return type(self)(**(self._asdict() | changes))
 
     @classmethod

@@ -111,8 +111,7 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        if not callable(handler) or _is_generator(handler):
-            _refuse(handler, "aprocess")
+        _check_awaited(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
         return (await self.flow.run(self.asyncio, call, handler, (message,), {})).unwrap()
 
@@ -147,8 +146,7 @@ class Receiver:
         concurrency: int = batch.DEFAULT_CONCURRENCY,
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
-        if not callable(handler) or _is_generator(handler):
-            _refuse(handler, "aprocess_batch")
+        _check_awaited(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return await batch.run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
 
@@ -406,7 +404,7 @@ def _named(scope: str, operation: str, consumer: str, source: str, version: str 
     try:
         return _message_prefix(scope, operation, consumer, source, version)
     except (TypeError, AttributeError):
-        parts = {"operation": operation, "consumer": consumer, "source": source}
+        parts: dict[str, Any] = {"operation": operation, "consumer": consumer, "source": source}
         wrong = ", ".join(f"{name}={part!r}" for name, part in parts.items() if not isinstance(part, str))
         raise InvalidKey(
             f"{wrong or f'scope={scope!r}, version={version!r}'}: parts of a key are text."
@@ -453,6 +451,11 @@ def _is_generator(handler: Any) -> bool:
     return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)
 
 
+def _check_awaited(handler: Any, name: str) -> None:
+    if not callable(handler) or _is_generator(handler):
+        _refuse(handler, name)
+
+
 def _refuse(handler: Any, instead: str) -> None:
     if not callable(handler):
         raise UsageError(f"{handler!r} can't be called, so it can't handle anything.")
@@ -464,7 +467,9 @@ def _refuse(handler: Any, instead: str) -> None:
 
 
 def _own_name(operation: str) -> str:
-    if operation in (CLAIM_OPERATION, MESSAGE_OPERATION) or operation.startswith(f"{MESSAGE_OPERATION}:"):
+    if operation in (CLAIM_OPERATION, MESSAGE_OPERATION) or str(operation).startswith(
+        f"{MESSAGE_OPERATION}:"
+    ):
         raise UsageError(
             f"operation={operation!r} is the name of blocks or of messages. Give the function its own."
         )

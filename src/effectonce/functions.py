@@ -49,7 +49,7 @@ class Identity:
             operation,
             ignore,
         )
-        self.version = str(version)
+        self.version = version
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters)
         self._positional = all(

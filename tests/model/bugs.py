@@ -103,6 +103,15 @@ def unchecked_fingerprint() -> AbstractContextManager[Any]:
     return deciding(decide_claim=decide)
 
 
+def late_is_new() -> AbstractContextManager[Any]:
+    """The age of a message is not looked at."""
+
+    def decide(record: Record | None, claim: Claim, now: float, floor: int) -> Decision:
+        return decide_claim(record, claim._replace(may_create=True), now, floor)
+
+    return deciding(decide_claim=decide)
+
+
 def takeover_at_most_once() -> AbstractContextManager[Any]:
     """A crashed attempt is taken over although it was claimed at most once."""
 

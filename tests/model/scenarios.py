@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from effectonce import Message, NotApplied, Policy, Receiver, current, keys
+from effectonce.policy import Resolution
 from effectonce.testing.simulation import Asked, Scenario, Step, Task, effect, think
 
 LEASE, KEEP = 30.0, 600.0
@@ -32,6 +33,8 @@ ONCE = RETRY.but(on_crash="in_doubt")
 WAIT = RETRY.but(busy="wait")
 JOIN = RETRY.but(busy="join")
 CACHE = RETRY.but(local_cache=8)
+TWICE = RETRY.but(max_attempts=2)
+PROBED = ONCE.but(prober=lambda record: Resolution.completed("found out"))
 
 Handler = Callable[[Message], Awaitable[str]]
 
@@ -71,16 +74,21 @@ async def not_applied(message: Message) -> str:
 
 
 def ask(
-    name: str, handler: Handler = charges, *, policy: Policy = RETRY, payload: str = "5 EUR", id: str = "k"
+    name: str,
+    handler: Handler = charges,
+    *,
+    policy: Policy = RETRY,
+    payload: str = "5 EUR",
+    id: str = "k",
+    timestamp: float | None = None,
 ) -> Task:
     """A worker that processes one message."""
-    message = Message(id, payload)
+    message = Message(id, payload, timestamp)
 
     async def script(receiver: Receiver) -> Any:
         return await receiver.aprocess(message, handler, policy=policy)
 
-    kind = (handler.__name__, policy, payload, id)
-    return Task(name, kind, (asked(message),), script, policy.remember)
+    return Task(name, (handler.__name__, policy, message), (asked(message),), script, policy.remember)
 
 
 def ask_for_all(name: str, ids: str, handler: Handler = charges, *, policy: Policy = RETRY) -> Task:
@@ -100,6 +108,15 @@ def sweeps(name: str, *, policy: Policy = RETRY) -> Task:
         return await receiver.asweep(policy=policy)
 
     return Task(name, "sweep", (), script)
+
+
+def settles(name: str, kind: Any) -> Task:
+    """A person who settles what is in doubt."""
+
+    async def script(receiver: Receiver) -> Any:
+        return await receiver.aresolve(asked(Message("k")).key, kind, "settled by hand")
+
+    return Task(name, ("settle", kind), (), script)
 
 
 def asked(message: Message) -> Asked:
@@ -159,6 +176,28 @@ QUICK = [
         losses=1,
         steps=(LEASE_OVER,),
     ),
+    scenario(
+        "at most once, settled",
+        *(once("ada"), once("bob"), settles("cyd", "not_applied")),
+        retries=ONCE_AGAIN,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario(
+        "at most once, probed",
+        *(ask("ada", policy=PROBED), ask("bob", policy=PROBED), settles("cyd", "completed")),
+        retries=ONCE_AGAIN,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario(
+        "attempts used up",
+        *(ask("ada", fails, policy=TWICE), ask("bob", policy=TWICE), ask("cyd", policy=TWICE)),
+        retries=(ask("eve", policy=TWICE),),
+        cancels=1,
+        steps=(LEASE_OVER,),
+    ),
+    scenario("late", ask("ada", timestamp=0.0), ask("bob"), ask("cyd"), losses=1, steps=(KEEP_OVER,)),
     scenario("failing, losses", ask("ada", fails), ask("bob"), ask("cyd"), losses=1, steps=(LEASE_OVER,)),
     scenario(
         "failing, copies", ask("ada", fails), ask("bob", fails), ask("cyd"), copies=1, steps=(LEASE_OVER,)

@@ -34,6 +34,7 @@ PAYLOADS = scenario(
     "two payloads", ask("ada"), ask("bob", payload=OTHER), retries=EITHER, steps=(LEASE_OVER,)
 )
 AT_MOST_ONCE = scenario("at most once", once("ada"), once("bob"), retries=ONCE_AGAIN, steps=(LEASE_OVER,))
+LATE = scenario("a late message", ask("ada", timestamp=0.0), ask("bob"))
 EXPIRY = scenario("an expiry", ask("ada"), ask("bob"), steps=(KEEP_OVER,), purges=1)
 KEEPER = scenario("a keeper", ask("ada"), ask("bob"), ticks=1, steps=(LEASE_OVER,))
 LATE_GRANT = scenario("a late grant", ask("ada"), ask("bob"), steps=(THIRD, REST))
@@ -57,6 +58,7 @@ SEEDED: list[tuple[bugs.Bug, Scenario, str]] = [
     (bugs.unrepeatable_claim, LOSS, "repeated_claim_granted"),
     (bugs.unrepeatable_ending, LOSS, "repeated_ending_accepted"),
     (bugs.unchecked_fingerprint, PAYLOADS, "other_payload_refused"),
+    (bugs.late_is_new, LATE, "late_is_not_started"),
     (bugs.takeover_at_most_once, AT_MOST_ONCE, "starts_once"),
     (bugs.no_takeover, PAUSE, "nothing_stuck"),
     (bugs.expiring_claims, SHORT_PAUSE, "live_lease_respected"),

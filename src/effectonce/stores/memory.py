@@ -12,6 +12,7 @@ from .._fork import tell_of_forks
 from .._protocol import decide_claim, decide_ending, decide_renewal, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from ..errors import StoreUnavailable, UsageError
+from ._urls import shown
 from .base import Features, Store, StoreStats
 
 WHEEL_SECONDS = 64.0
@@ -39,7 +40,7 @@ class MemoryStore(Store):
         """``memory://`` has nothing to say beyond its scheme."""
         if url != "memory://":
             raise UsageError(
-                f"{url!r} says more than memory:// can mean; records live in this process alone."
+                f"{shown(url)!r} says more than memory:// can mean; records live in this process alone."
             )
         return cls()
 

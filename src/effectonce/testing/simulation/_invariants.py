@@ -93,6 +93,13 @@ def other_payload_refused(a: Applied) -> str | None:
     return None
 
 
+def late_is_not_started(a: Applied) -> str | None:
+    """A message older than what the store remembers is never started as if it were new."""
+    if a.granted and not a.item.may_create and not is_known(a.before, a.now, a.ghost):
+        return f"a late message was granted fence {a.reply.record.fence}"
+    return None
+
+
 def handler_has_the_word(a: Applied) -> str | None:
     """A claim whose handler has begun is released or ended only after the handler has returned or raised."""
     if a.verb == "complete" and a.reply is Ending.DONE and a.item.owner in a.ghost.running:
@@ -251,6 +258,7 @@ OF_COMMANDS: tuple[Callable[[Applied], str | None], ...] = (
     repeated_claim_granted,
     repeated_ending_accepted,
     other_payload_refused,
+    late_is_not_started,
     handler_has_the_word,
     recorded_effect_stands,
     one_effect,

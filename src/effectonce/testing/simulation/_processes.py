@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..._attempt import Attempt
 
 
+BEGIN_SECONDS = 1_000_000_000.0
+"""The time of day at which every scenario begins."""
+
+
 class _HandKeeper(Keeper):
     """The real keeper without its thread: the explorer says when it ticks."""
 
@@ -51,13 +55,17 @@ class Process:
         self._asked: dict[int, list[tuple[str, bytes]]] = {}
         self._cancelled: set[int] = set()
         self.store = SimulatedStore(self)
-        self.receiver = receiver = Receiver(self.store, monotonic=self.monotonic)
+        self.receiver = receiver = Receiver(self.store, monotonic=self.monotonic, clock=self.wall_clock)
         self.keeper = receiver.flow.keeper = _HandKeeper(self.store, self.monotonic, receiver._hear)
         receiver.__dict__["asyncio"] = Simulated(self)
 
     def monotonic(self) -> float:
         """The local clock, which has nothing to do with the store's."""
         return self.now + self.offset
+
+    def wall_clock(self) -> float:
+        """The time of day, by which messages are old."""
+        return BEGIN_SECONDS + self.now
 
     def alias(self, owner: bytes) -> bytes:
         """A readable and repeatable name for a random owner."""
