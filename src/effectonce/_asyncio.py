@@ -91,5 +91,9 @@ class Asyncio:
 
 
 def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call back on a loop. On its own thread it needs no waking up."""
+    if asyncio._get_running_loop() is loop:
+        loop.call_soon(callback)
+        return
     with suppress(RuntimeError):  # a closed loop has nobody left to tell
         loop.call_soon_threadsafe(callback)

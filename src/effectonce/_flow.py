@@ -29,6 +29,7 @@ T = TypeVar("T")
 CLAIMED, TAKEN_OVER, REPLAY, BUSY, MISMATCH, IN_DOUBT, EXHAUSTED, LATE = Verdict
 DONE, REPEATED, FENCED = Ending
 GRANTED = (CLAIMED, TAKEN_OVER)
+NO_ANSWER: tuple[None, None, float] = (None, None, 0.0)
 COMPLETED = State.COMPLETED
 
 SENDS = 4
@@ -86,12 +87,11 @@ class Flow:
                 answer = await store.claim(claim)
             except colour.trouble as error:
                 answer = error
-        if (
-            type(answer) is Decision
-            and answer.verdict is CLAIMED
-            and self.monotonic() - started < claim.lease
-        ):
-            attempt = self.begin(claim, answer, started)
+        verdict, record, left = answer if type(answer) is Decision else NO_ANSWER
+        if verdict is REPLAY and record is not None:
+            return self.replay(call, record, left)
+        if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
+            attempt = self.begin(claim, verdict, record, started)
         else:
             opened = await self.open(colour, call, answer, started)
             if type(opened) is not Attempt:
@@ -167,16 +167,14 @@ class Flow:
     def admit(self, call: Call, decision: Decision, started: float) -> Attempt | Outcome[Any]:
         """Turn a store's answer into an attempt, or into the outcome that it stands for."""
         verdict, record, _ = decision
-        if verdict is CLAIMED or verdict is TAKEN_OVER:
-            return self.begin(call.claim, decision, started)
+        if verdict in GRANTED and record is not None:
+            return self.begin(call.claim, verdict, record, started)
         if verdict is REPLAY and record is not None:
             return self.replay(call, record, decision.retry_after)
         return self.refuse(call, decision)
 
-    def begin(self, claim: Claim, decision: Decision, started: float) -> Attempt:
+    def begin(self, claim: Claim, verdict: Verdict, record: Record, started: float) -> Attempt:
         """A claim was granted: from here on its lease is kept."""
-        verdict, record, _ = decision
-        assert record is not None
         attempt = Attempt(claim, record.fence, record.attempts, started, self.monotonic)
         keeper = self.keeper
         keeper.live[claim.owner] = attempt
@@ -270,7 +268,9 @@ class Flow:
 
     def replay(self, call: Call, record: Record, seconds_left: float = 0.0) -> Outcome[Any]:
         """Answer a duplicate from the record, which the store remembers for so long still."""
-        self._tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
+        self.events.note("replayed", self.monotonic())
+        if self.events.hooks:
+            self.events.tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
         if call.policy.local_cache and seconds_left > 0:
             self._remember(call, record, self.monotonic() + seconds_left)
         return answers.replayed(call, record)

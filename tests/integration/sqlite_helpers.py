@@ -77,7 +77,7 @@ def let_go(store: SQLiteStore) -> None:
 
 
 def wait_for_leader(store: SQLiteStore) -> None:
-    wait_until(lambda: store._group._led, what="A leader")
+    wait_until(lambda: store._group._leading.locked(), what="A leader")
 
 
 def wait_for_queue(store: SQLiteStore, count: int) -> None:

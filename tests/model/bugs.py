@@ -286,8 +286,8 @@ def lease_counted_from_the_reply() -> AbstractContextManager[Any]:
     """The lease is believed to begin when its grant arrives."""
     begin = Flow.begin
 
-    def hopeful(self: Flow, claim: Claim, decision: Decision, started: float) -> Attempt:
-        return begin(self, claim, decision, self.monotonic())
+    def hopeful(self: Flow, *given: Any) -> Attempt:
+        return begin(self, *given[:-1], self.monotonic())
 
     return patch.object(Flow, "begin", hopeful)
 
@@ -300,6 +300,15 @@ def cache_counted_from_the_reply() -> AbstractContextManager[Any]:
         remember(self, call, record, self.monotonic() + call.policy.keep)
 
     return patch.object(Flow, "_remember", hopeful)
+
+
+def unforeseen_loss() -> AbstractContextManager[Any]:
+    """Nobody thought of an attempt whose record is not its own any more."""
+
+    async def crash(self: Flow, colour: Any, call: Any, attempt: Attempt) -> Any:
+        raise KeyError(attempt.key)
+
+    return patch.object(Flow, "overtaken", crash)
 
 
 def key_per_attempt() -> AbstractContextManager[Any]:

@@ -36,6 +36,7 @@ CACHE = RETRY.but(local_cache=8)
 TWICE = RETRY.but(max_attempts=2)
 PROBED = ONCE.but(prober=lambda record: Resolution.completed("found out"))
 
+RAISED = (OSError, TimedOut)
 Handler = Callable[[Message], Awaitable[str]]
 
 
@@ -88,7 +89,7 @@ def ask(
     async def script(receiver: Receiver) -> Any:
         return await receiver.aprocess(message, handler, policy=policy)
 
-    return Task(name, (handler.__name__, policy, message), (asked(message),), script, policy.remember)
+    return Task(name, (handler.__name__, policy, message), (asked(message),), script, policy.remember, RAISED)
 
 
 def ask_for_all(name: str, ids: str, handler: Handler = charges, *, policy: Policy = RETRY) -> Task:
@@ -194,11 +195,10 @@ QUICK = [
         "attempts used up",
         *(ask("ada", fails, policy=TWICE), ask("bob", policy=TWICE), ask("cyd", policy=TWICE)),
         retries=(ask("eve", policy=TWICE),),
-        cancels=1,
         steps=(LEASE_OVER,),
     ),
-    scenario("late", ask("ada", timestamp=0.0), ask("bob"), ask("cyd"), losses=1, steps=(KEEP_OVER,)),
-    scenario("failing, losses", ask("ada", fails), ask("bob"), ask("cyd"), losses=1, steps=(LEASE_OVER,)),
+    scenario("late", ask("ada", timestamp=0.0), ask("bob"), losses=1, copies=1, steps=(KEEP_OVER,)),
+    scenario("failing, losses", ask("ada", fails), ask("bob"), losses=1, copies=1, steps=(LEASE_OVER,)),
     scenario(
         "failing, copies", ask("ada", fails), ask("bob", fails), ask("cyd"), copies=1, steps=(LEASE_OVER,)
     ),
@@ -215,13 +215,11 @@ QUICK = [
     scenario(
         "waiting in a process",
         (ask("ada", policy=WAIT), ask("bob", policy=WAIT)),
-        losses=1,
+        crashes=1,
         steps=(LEASE_OVER,),
     ),
     scenario("joining", (ask("ada", policy=JOIN), ask("bob", policy=JOIN)), ask("cyd"), steps=(LEASE_OVER,)),
-    scenario(
-        "joining a failure", (ask("ada", fails, policy=JOIN), ask("bob", policy=JOIN)), cancels=1, losses=1
-    ),
+    scenario("joining a failure", (ask("ada", fails, policy=JOIN), ask("bob", policy=JOIN)), cancels=1),
     scenario("expiring", ask("ada"), ask("bob"), ask("cyd"), purges=1, steps=(KEEP_OVER,)),
     scenario("expiring, copies", ask("ada"), ask("bob"), copies=1, purges=1, steps=(KEEP_OVER,)),
     scenario(
@@ -261,12 +259,7 @@ QUICK = [
         losses=1,
         steps=(LEASE_OVER,),
     ),
-    scenario(
-        "cache",
-        (ask("ada", policy=CACHE), ask("bob", policy=CACHE)),
-        ask("cyd"),
-        steps=(ALMOST_KEEP, REST_OF_KEEP),
-    ),
+    scenario("cache", (ask("ada", policy=CACHE), ask("bob", policy=CACHE)), ask("cyd"), steps=(KEEP_OVER,)),
 ]
 
 WIDE = [
@@ -294,5 +287,11 @@ WIDE = [
         steps=(LEASE_OVER, KEEP_OVER),
     ),
     scenario("cancelled, wide", ask("ada"), ask("bob"), ask("cyd"), cancels=2, losses=1, steps=(LEASE_OVER,)),
+    scenario(
+        "cache, wide",
+        (ask("ada", policy=CACHE), ask("bob", policy=CACHE)),
+        ask("cyd"),
+        steps=(ALMOST_KEEP, REST_OF_KEEP),
+    ),
 ]
 """The same with more going wrong at a time, for ``./test --soak``."""

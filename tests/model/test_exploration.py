@@ -9,6 +9,7 @@ import pytest
 from tests.model.scenarios import (
     LEASE_OVER,
     QUICK,
+    THIRD,
     WAIT,
     WIDE,
     ask,
@@ -45,7 +46,7 @@ def test_every_schedule_with_more_faults_keeps_every_invariant(case: Scenario) -
         scenario("a result", ask("ada"), ask("bob"), losses=2, ticks=1),
         scenario("a failure", ask("ada", fails), ask("bob"), losses=2, ticks=1, cancels=1),
         scenario("a remembered error", ask("ada", declines), ask("bob"), losses=2, ticks=1, cancels=1),
-        scenario("a result of another time", ask("ada"), ask("bob"), losses=2, ticks=1, steps=(LEASE_OVER,)),
+        scenario("a result of another time", ask("ada"), losses=2, ticks=2, steps=(THIRD, LEASE_OVER)),
     ]
 )
 def test_endings_that_the_keeper_carries_home_keep_every_invariant(

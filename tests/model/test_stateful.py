@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from tests.model import bugs
 
 from effectonce import (
     InDoubt,
@@ -344,3 +347,24 @@ def _shown(outcome: Outcome[Any]) -> Any:
 
 
 TestReceiver = ReceiverMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        bugs.unchecked_fingerprint,
+        bugs.unfenced_complete,
+        bugs.takeover_at_most_once,
+        bugs.no_takeover,
+        bugs.short_memory,
+        bugs.fence_reset_by_purge,
+    ],
+    ids=lambda bug: bug.__name__,
+)
+def test_the_machine_finds_a_seeded_bug(bug: bugs.Bug) -> None:
+    """A receiver with a bug and the dictionary don't agree for long."""
+    once = settings(
+        max_examples=1_000, phases=[Phase.generate], database=None, derandomize=True, print_blob=False
+    )
+    with bug(), pytest.raises((AssertionError, ExceptionGroup)):
+        run_state_machine_as_test(ReceiverMachine, settings=once)

@@ -46,27 +46,19 @@ class Group(Generic[C, A]):
     def __init__(self, write: Callable[[list[C]], list[A]], common: tuple[type[Exception], ...]) -> None:
         self._write = write
         self._common = common
-        self._lock = threading.Lock()
-        self._led = False
+        self._lock = threading.Lock()  # guards the queue
+        self._leading = threading.Lock()  # held by the leader
         self._queue: list[_Ticket[C, A]] = []
 
     def try_lead(self) -> bool:
         """Become the leader if there is none. Whoever gets True calls ``hand_over`` afterwards."""
-        with self._lock:
-            if self._led:
-                return False
-            self._led = True
-            return True
+        return self._leading.acquire(blocking=False)
 
     def lead(self) -> None:
         """Wait to become the leader, for something other than writing. ``hand_over`` ends it."""
         ticket: _Ticket[C, A] = _Ticket([])
-        with self._lock:
-            if not self._led:
-                self._led = True
-                return
-            self._queue.append(ticket)
-        self._wait(ticket)
+        if self._queue_up(ticket):
+            self._wait(ticket)
         if ticket.leads:
             with self._lock:
                 self._queue.remove(ticket)
@@ -75,24 +67,29 @@ class Group(Generic[C, A]):
 
     def hand_over(self) -> None:
         """Let the first in the queue lead, if there is one."""
+        if not self._queue:
+            self._leading.release()
+            if not self._queue or not self.try_lead():  # nobody came meanwhile, or whoever came leads already
+                return
         with self._lock:
             if not self._queue:
-                self._led = False
+                self._leading.release()
                 return
             heir = self._queue[0]
             heir.leads = True
         heir.call()
 
+    def _queue_up(self, ticket: _Ticket[C, A]) -> bool:
+        """Stand in the queue: True if there is a leader to wait for, else this ticket leads."""
+        with self._lock:
+            ticket.leads = not self._queue and self.try_lead()
+            self._queue.append(ticket)
+        return not ticket.leads
+
     def submit(self, commands: list[C]) -> list[A]:
         """Have commands written together with others', and wait for the answers."""
         ticket: _Ticket[C, A] = _Ticket(commands)
-        with self._lock:
-            if self._led:
-                self._queue.append(ticket)
-            else:
-                self._led = ticket.leads = True
-                self._queue.insert(0, ticket)
-        if not ticket.leads:
+        if self._queue_up(ticket):
             self._wait(ticket)
         if ticket.leads:
             self._lead(ticket)

@@ -425,25 +425,14 @@ def _is_common(error: Exception) -> bool:
 
 def _read(connection: sqlite3.Connection, key: str) -> Record | None:
     row = connection.execute(READ, (key,)).fetchone()
-    return None if row is None else _record(key, *row)
+    return None if row is None else _from_row(key, row)
 
 
-def _record(
-    key: str,
-    state: int,
-    owner: bytes | None,
-    fence: int,
-    fingerprint: bytes | None,
-    lease_until: float | None,
-    attempts: int,
-    result: bytes | None,
-    expires_at: float,
-    once: int,
-) -> Record:
+def _from_row(key: str, row: tuple[Any, ...]) -> Record:
+    state, owner, fence, fingerprint, lease, attempts, result, expires_at, once = row
     known = STATES.get(state) or _unknown(state)
     fields = (
-        key, known, owner or NOBODY, fence, fingerprint or b"", lease_until or 0.0, attempts, result, expires_at,
-        once == 1,
+        key, known, owner or NOBODY, fence, fingerprint or b"", lease or 0.0, attempts, result, expires_at, once == 1,
     )  # fmt: skip
     return make(Record, fields)
 
@@ -460,7 +449,7 @@ def _outline(
     key: str, state: int, fence: int, lease_until: float | None, attempts: int, expires_at: float, once: int
 ) -> Record:
     """A record without what a purge need not know."""
-    return _record(key, state, None, fence, None, lease_until, attempts, None, expires_at, once)
+    return _from_row(key, (state, None, fence, None, lease_until, attempts, None, expires_at, once))
 
 
 def _row(record: Record) -> tuple[Any, ...]:
@@ -482,7 +471,7 @@ def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit
         rows = connection.execute(SQL["scan_in_doubt"], (after, limit))
     else:
         rows = connection.execute(SQL["scan_state"], (state, after, limit))
-    return [_record(*row) for row in rows]
+    return [_from_row(row[0], row[1:]) for row in rows]
 
 
 def _stats(connection: sqlite3.Connection, now: float) -> StoreStats:

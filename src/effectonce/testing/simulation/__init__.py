@@ -1,7 +1,10 @@
 """Every schedule of a small system: the real receiver against the real memory store, in a world that goes wrong.
 
-    scenario = Scenario("two with a crash", ((charge("ada"),), (charge("bob"),)), (charge("eve"),), crashes=1)
-    print(explore(scenario))
+    async def script(receiver):
+        return await receiver.aprocess(message, handler)
+
+    ada, bob, eve = (Task(name, "charge", (Asked(key, fingerprint),), script) for name in ("ada", "bob", "eve"))
+    print(explore(Scenario("two and a crash", ((ada,), (bob,)), retries=(eve,), crashes=1)))
 
 Workers crash, are cancelled, or stand still while time passes; the network loses, delays and repeats; clocks differ.
 At every step of every order in which that can happen, the invariants have to hold. A schedule that breaks one is told

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ... import codec
 from ..._messages import Outcome
 from ..._records import NOBODY, Completion, Ending, Record, State, Verdict
+from ...errors import EffectOnceError
 from ._ghosts import FINISHED, Applied, Done, Ghost, is_known, is_pending
 from ._requests import Began, Cancelled, Ended, Running, Task
 
@@ -217,6 +218,14 @@ def _is(done: Done, state: State, text: str, fence: int | None, fingerprint: byt
     return str(codec.decode_error(done.result, (Exception,))) == text
 
 
+def errors_are_known(task: Task, ended: Ended) -> str | None:
+    """A task ends with an outcome, with what its handler raises, or with an error of the tree; never with a crash."""
+    known = (EffectOnceError, Cancelled, *task.remember, *task.raises)
+    return (
+        None if isinstance(ended.error, (type(None), *known)) else f"{task.name} ended with {ended.error!r}"
+    )
+
+
 # Checks that look at a whole moment; the world knows when to ask.
 
 
@@ -269,6 +278,7 @@ OF_CALLS: tuple[Callable[[Call], str | None], ...] = (
     cancellation_is_heard,
 )
 OF_MOMENTS: tuple[Callable[..., str | None], ...] = (
+    errors_are_known,
     starts_once,
     loser_is_told,
     loser_knows_in_time,

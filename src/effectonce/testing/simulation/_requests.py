@@ -37,6 +37,8 @@ class Task(NamedTuple):
     script: Callable[[Receiver], Coroutine[Any, Any, Any]]
     remember: tuple[type[BaseException], ...] = ()
     """Errors that count as answers, because the policy records them."""
+    raises: tuple[type[BaseException], ...] = ()
+    """What else its handler may raise."""
 
 
 # What a task can wait for.

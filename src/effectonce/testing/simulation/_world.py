@@ -260,6 +260,7 @@ class World:
 
     def _check_calls(self, moment: Moment, index: int, ended: Ended) -> None:
         task = self.scenario.processes[index][ended.slot]
+        self._check("errors_are_known", task, ended)
         outcomes = ended.result if isinstance(ended.result, list) else [ended.result] * len(task.asks)
         since = moment.actors[index].since[ended.slot] or self._counts(moment)
         for asked, outcome in zip(task.asks, outcomes, strict=True):
