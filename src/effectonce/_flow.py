@@ -91,7 +91,7 @@ class Flow:
         if verdict is REPLAY and record is not None:
             return self.replay(call, record, left)
         if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
-            attempt = self.begin(claim, verdict, record, started)
+            attempt = self.begin(claim, CLAIMED, record, started)
         else:
             opened = await self.open(colour, call, answer, started)
             if type(opened) is not Attempt:
@@ -336,8 +336,9 @@ class Flow:
         attempt.unrecorded = ending
         attempt.end(None)
         unanswered = attempt.cancelled or StoreUnavailable(
-            "The handler has run, but how it ended could not be recorded yet. The claim stays and the write "
-            f"goes on being tried. Ask again with the same key. ({error})",
+            f"The handler has run, but how it ended could not be recorded yet: {error} Recording goes on being tried "
+            "while this receiver is open; until then nobody may run it again before its lease ends. Ask again with the "
+            "same key.",
             key=attempt.key,
         )
         unanswered.__cause__ = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, keys
 from ._answers import Call, call_of
-from ._attempt import Attempt
+from ._attempt import CURRENT, Attempt
 from ._blocking import Blocking, run
 from ._flow import Colour, Flow
 from ._fork import tell_of_forks
@@ -21,11 +22,11 @@ from ._keeper import Keeper
 from ._messages import Message, Outcome
 from ._records import Claim, Record, State, make
 from .claims import Claiming
-from .errors import ColourMismatch, InvalidKey, UsageError
+from .errors import ColourMismatch, EffectOnceError, InvalidKey, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
 from .hooks import ASIDE, EventKind, Events, Hook, Stats
 from .keys import Key, new_owner
-from .policy import Policy, Resolution
+from .policy import Duration, Policy, Resolution, seconds
 from .stores import Store, open_store
 from .sweeping import Redrive, Swept, sweep
 
@@ -286,8 +287,15 @@ class Receiver:
         """Counts, rates and processing times since the start and over the last minutes."""
         return self.events.stats(minutes)
 
-    def close(self) -> None:
-        """Stop renewing leases and close the store."""
+    def close(self, drain: Duration = "5s") -> None:
+        """Wait for running attempts (at most ``drain``), stop renewing leases and close the store.
+
+        Called inside a handler or on an event loop it does not wait: then it would wait for itself.
+        """
+        deadline = time.monotonic() + seconds(drain, "drain")
+        inside = CURRENT.get(None) is not None or ("asyncio" in sys.modules and _on_a_loop())
+        while self._keeper.live and not inside and time.monotonic() < deadline:
+            time.sleep(0.005)
         self._keeper.close()
         self.store.close()
 
@@ -333,8 +341,15 @@ class Receiver:
         version: str | int,
         scope: str | None,
         policy: Policy | None,
-    ) -> list[batch.Slot]:
-        return [(self._call(m, handler, operation, version, scope, policy), (m,)) for m in messages]
+    ) -> list[batch.Slot | Outcome[Any]]:
+        """A call for each message; one that can't be named or fingerprinted has its outcome already."""
+        slots: list[batch.Slot | Outcome[Any]] = []
+        for message in messages:
+            try:
+                slots.append((self._call(message, handler, operation, version, scope, policy), (message,)))
+            except EffectOnceError as error:
+                slots.append(Outcome("failed", error=error))
+        return slots
 
     def _policy(self, policy: Policy | None) -> Policy:
         return self.policy if policy is None else _policy(policy)
@@ -349,10 +364,12 @@ class Receiver:
                 f"{function!r} has no name of its own to be remembered by. Give it an operation=."
             )
         name = f"{function.__module__}.{function.__qualname__}"
-        place = (code.co_filename, code.co_firstlineno, code if code.co_name == "<lambda>" else None)
+        bound = (getattr(function, "__closure__", None), getattr(function, "__self__", None))
+        place = (code.co_filename, code.co_firstlineno, code if code.co_name == "<lambda>" else None, *bound)
         if self._operations.setdefault(name, place) != place:
             raise UsageError(
-                f"Two functions are called {name}, so they would share keys. Give one an operation=."
+                f"Two functions are called {name}, or one with other things bound to it, so they would share keys. "
+                "Give each an operation=, or pass what differs as an argument."
             )
         return name
 
@@ -424,6 +441,12 @@ def _resolved_hint(handler: Callable[..., Any]) -> Any:
         return typing.get_type_hints(handler, include_extras=True).get("return", Any)
     except Exception:  # an annotation that can't be resolved says nothing about the type
         return Any
+
+
+def _on_a_loop() -> bool:
+    from asyncio import _get_running_loop
+
+    return _get_running_loop() is not None
 
 
 def _nothing(message: Message) -> None:

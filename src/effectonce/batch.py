@@ -34,7 +34,7 @@ class _Ran(NamedTuple):
 async def run_batch(
     flow: Flow,
     colour: Colour,
-    slots: Sequence[Slot],
+    slots: Sequence[Slot | Outcome[Any]],
     handler: Callable[..., Any],
     size: int,
     concurrency: int,
@@ -44,10 +44,12 @@ async def run_batch(
         raise UsageError(
             f"size={size} must be between 1 and {MAX_SIZE}, concurrency={concurrency} at least 1."
         )
+    good: list[Slot] = [slot for slot in slots if not isinstance(slot, Outcome)]
     outcomes: list[Outcome[Any]] = []
-    for start in range(0, len(slots), size):
-        outcomes += await _Piece(flow, colour, slots[start : start + size], handler, concurrency).run()
-    return outcomes
+    for start in range(0, len(good), size):
+        outcomes += await _Piece(flow, colour, good[start : start + size], handler, concurrency).run()
+    rest = iter(outcomes)
+    return [slot if isinstance(slot, Outcome) else next(rest) for slot in slots]
 
 
 class _Piece:

@@ -55,6 +55,8 @@ class Identity:
         self._positional = all(
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in self.signature.parameters.values()
         )
+        if key == () or not (key is None or isinstance(key, str | tuple) or callable(key)):
+            raise UsageError(f"key={key!r} must be a parameter's name, a tuple of names, or a function.")
         named = key if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
         for name in (*(name.partition(".")[0] for name in named), *ignore):
             if name not in self.parameters:

@@ -28,7 +28,7 @@ def seconds(duration: Duration, name: str = "duration") -> float:
     elif isinstance(duration, str):
         value = _parse(duration, name)
     elif type(duration) in (int, float):
-        value = float(duration)
+        value = min(duration, MAX_SECONDS + 1) * 1.0
     else:
         raise UsageError(
             f'{name}={duration!r} is not a duration. Give seconds, a timedelta, or text like "24h".'

@@ -6,13 +6,18 @@ meanwhile queue up; when the leader is done it hands over to the first of them, 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Generic, TypeVar
 
 C = TypeVar("C")
 A = TypeVar("A")
 
+HERE = __file__.rpartition("_group")[0]
+LOOK_AFTER_SECONDS = 0.5
+"""How often who waits looks whether anybody still leads."""
 MOST_AT_ONCE = 1024
 """Commands in one write, so that the last caller of a long queue does not wait for all of it."""
 
@@ -33,8 +38,8 @@ class _Ticket(Generic[C, A]):
     def call(self) -> None:
         self._turn.release()
 
-    def wait(self) -> None:
-        self._turn.acquire()
+    def wait(self, seconds: float) -> bool:
+        return self._turn.acquire(timeout=seconds)
 
 
 class Group(Generic[C, A]):
@@ -98,8 +103,13 @@ class Group(Generic[C, A]):
         return ticket.answers
 
     def _wait(self, ticket: _Ticket[C, A]) -> None:
+        """Wait for an answer or for the lead."""
+        lost = 0
         try:
-            ticket.wait()
+            while not ticket.wait(LOOK_AFTER_SECONDS):
+                lost = 0 if self._is_led() else lost + 1
+                if lost > 1:
+                    self._find_a_leader(ticket)
         except BaseException:  # Ctrl-C in the queue: leave it, and don't take the lead along
             with self._lock:
                 queued = ticket in self._queue
@@ -109,21 +119,33 @@ class Group(Generic[C, A]):
                 self.hand_over()
             raise
 
-    def _lead(self, mine: _Ticket[C, A]) -> None:
+    def _is_led(self) -> bool:
+        """Whether some thread is at work in a store. A signal may have ended a leader between two steps of it."""
+        if not self._leading.locked():
+            return False
+        me = threading.get_ident()
+        return any(_is_working(frame) for thread, frame in sys._current_frames().items() if thread != me)
+
+    def _find_a_leader(self, ticket: _Ticket[C, A]) -> None:
+        """Nobody leads any more: put the first of the queue in charge. A command may be sent again."""
         with self._lock:
-            size, count = 0, 0
-            for ticket in self._queue:
-                size += len(ticket.commands)
-                if count and size > MOST_AT_ONCE:
-                    break
-                count += 1
-            served, self._queue = self._queue[:count], self._queue[count:]
+            if ticket.leads or (not self._leading.locked() and not self.try_lead()):
+                return
+            if ticket not in self._queue:
+                self._queue.append(ticket)
+            heir = self._queue[0]
+            heir.leads = True
+        heir.call()
+
+    def _lead(self, mine: _Ticket[C, A]) -> None:
+        served: list[_Ticket[C, A]] = []
         try:
+            with self._lock:
+                served, self._queue = _first(self._queue)
             self._serve(served)
         except BaseException:  # Ctrl-C in this thread is nobody else's: the next leader writes for them
-            served.remove(mine)
             with self._lock:
-                self._queue[:0] = served
+                self._queue[:0] = [ticket for ticket in served if ticket is not mine]
             served = []
             raise
         finally:
@@ -146,3 +168,25 @@ class Group(Generic[C, A]):
             return
         for ticket in tickets:
             ticket.answers = [next(answers) for _ in ticket.commands]
+
+
+def _first(queue: list[_Ticket[C, A]]) -> tuple[list[_Ticket[C, A]], list[_Ticket[C, A]]]:
+    """Those who share the next write, and the rest."""
+    size, count = 0, 0
+    for ticket in queue:
+        size += len(ticket.commands)
+        if count and size > MOST_AT_ONCE:
+            break
+        count += 1
+    return queue[:count], queue[count:]
+
+
+def _is_working(frame: FrameType | None) -> bool:
+    """Whether a thread is inside a store, other than waiting in its queue."""
+    while frame is not None:
+        if frame.f_code is Group._wait.__code__:
+            return False
+        if frame.f_code.co_filename.startswith(HERE):
+            return True
+        frame = frame.f_back
+    return False

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError, StoreMismatch, StoreUnavailable
+from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from ._named import statements
 
 SQL = statements("sqlite.sql")
@@ -31,6 +31,8 @@ class DatabaseFile:
     """Opens connections to one file and speaks to them patiently."""
 
     def __init__(self, path: str | Path, durability: str, busy_timeout: float) -> None:
+        if "\0" in str(path) or len(Path(path).name.encode()) > 200:
+            raise UsageError(f"{str(path)[:40]!r}… can't be the name of a file.")
         self.path = Path(path).absolute()  # a process may change its directory
         self.closed = False
         self._durability = durability
