@@ -348,6 +348,8 @@ class Receiver:
             try:
                 slots.append((self._call(message, handler, operation, version, scope, policy), (message,)))
             except EffectOnceError as error:
+                if type(message) is not Message:  # a mistake in the program, not in a message
+                    raise
                 slots.append(Outcome("failed", error=error))
         return slots
 

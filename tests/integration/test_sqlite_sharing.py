@@ -128,10 +128,11 @@ def test_an_interrupted_heir_passes_the_lead_on(
     """Ctrl-C at the very moment a caller is called to lead: the next in the queue leads instead."""
     wait_for_turn = _Ticket.wait
 
-    def wait_and_be_interrupted(ticket: _Ticket[Any, Any]) -> None:
-        wait_for_turn(ticket)
-        if threading.current_thread().name == "interrupted":
+    def wait_and_be_interrupted(ticket: _Ticket[Any, Any], seconds: float) -> bool:
+        called = wait_for_turn(ticket, seconds)
+        if called and threading.current_thread().name == "interrupted":
             raise KeyboardInterrupt
+        return called
 
     monkeypatch.setattr(_Ticket, "wait", wait_and_be_interrupted)
     with write_lock(path):

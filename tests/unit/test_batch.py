@@ -246,6 +246,14 @@ def test_an_unusable_message_refuses_the_batch(
     assert staged.calls == []
 
 
+def test_a_payload_without_a_form_spoils_no_other(receiver: Receiver, colour: Colour) -> None:
+    """A message that can't be fingerprinted has its own failed outcome; the others run."""
+    odd = Message("odd", object())
+    outcomes = colour.batch(receiver, [Message("a"), odd, Message("b")], Counted("done"))
+    assert [outcome.status for outcome in outcomes] == ["executed", "failed", "executed"]
+    assert isinstance(outcomes[1].error, UsageError)
+
+
 # Side by side
 
 

@@ -735,7 +735,22 @@ def test_a_decorated_function_looks_like_itself(memory: Receiver, colour: Colour
 def test_a_coroutine_function_stays_one(memory: Receiver) -> None:
     """Frameworks that ask whether to await get the right answer, in both colours."""
     assert is_coroutine_function(memory.idempotent(coroutine_function(as_enum)))
-    assert not is_coroutine_function(memory.idempotent(as_enum))
+    assert not is_coroutine_function(memory.idempotent(operation="blocking")(as_enum))
+
+
+def test_a_function_made_anew_with_other_things_bound_is_refused(memory: Receiver) -> None:
+    """Two tenants' closures of one function would share keys, and each other's results."""
+
+    def charge_for(tenant: str) -> Any:
+        @memory.idempotent(key="order_id")
+        def charge(order_id: str) -> str:
+            return tenant + order_id
+
+        return charge
+
+    assert charge_for("acme")("1") == "acme1"
+    with pytest.raises(UsageError, match="operation="):
+        charge_for("globex")
 
 
 def test_generators_are_refused(memory: Receiver) -> None:

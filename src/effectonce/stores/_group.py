@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -36,7 +37,8 @@ class _Ticket(Generic[C, A]):
         self._turn.acquire()
 
     def call(self) -> None:
-        self._turn.release()
+        with suppress(RuntimeError):  # called before, by one that a signal ended on its way
+            self._turn.release()
 
     def wait(self, seconds: float) -> bool:
         return self._turn.acquire(timeout=seconds)
@@ -73,22 +75,28 @@ class Group(Generic[C, A]):
     def hand_over(self) -> None:
         """Let the first in the queue lead, if there is one."""
         if not self._queue:
-            self._leading.release()
+            self._let_go()
             if not self._queue or not self.try_lead():  # nobody came meanwhile, or whoever came leads already
                 return
         with self._lock:
             if not self._queue:
-                self._leading.release()
+                self._let_go()
                 return
             heir = self._queue[0]
             heir.leads = True
         heir.call()
 
+    def _let_go(self) -> None:
+        with suppress(RuntimeError):  # let go of before, by a hand-over that a signal ended on its way
+            self._leading.release()
+
     def _queue_up(self, ticket: _Ticket[C, A]) -> bool:
         """Stand in the queue: True if there is a leader to wait for, else this ticket leads."""
         with self._lock:
-            ticket.leads = not self._queue and self.try_lead()
-            self._queue.append(ticket)
+            self._queue.append(
+                ticket
+            )  # first, so that a leader who lets go now either sees it or lets it lead
+            ticket.leads = self._queue[0] is ticket and self.try_lead()
         return not ticket.leads
 
     def submit(self, commands: list[C]) -> list[A]:
