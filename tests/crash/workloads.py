@@ -95,7 +95,7 @@ def message(id: str) -> Message:
 
 
 def key_of(id: str) -> Key:
-    return Key.of(id, OPERATION)
+    return Key.of(id, f"message:{OPERATION}")
 
 
 def sink_key(id: str) -> str:
