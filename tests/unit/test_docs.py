@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from effectonce import Receiver
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
@@ -70,6 +72,9 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             # The blank lines make a traceback point at the line of the page.
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, str(page), "exec"), module.__dict__)
+    for value in list(module.__dict__.values()):
+        if isinstance(value, Receiver):
+            value.close()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
