@@ -1,0 +1,200 @@
+"""Stores on servers: every verb is a conversation of small atomic steps, and the protocol decides between them.
+
+A server knows five steps, each of them one command on one record: put a record in place if there is none, end one
+that is held, renew one that is held, swap one that is still as it was read, and read. None of them knows the
+protocol. The usual verb is one step: a new key is added, a duplicate is found by the same command, a held claim is
+ended. Only what is rare needs a second: taking over, reclaiming after a lost reply, settling a doubt.
+
+Conversations are generators: they yield a step and get its reply. So any number of them share each round trip, and
+blocking and asyncio stores share every line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from .._protocol import decide_claim, decide_ending, decide_renewal
+from .._records import Claim, Completion, Decision, Ending, Record, Renewal
+from .base import Store
+
+T = TypeVar("T")
+
+
+class Add(NamedTuple):
+    """Put a claim's PENDING record in place unless the key has one: ``Added``, or ``Found`` with what is there."""
+
+    claim: Claim
+
+    @property
+    def key(self) -> str:
+        """The record concerned."""
+        return self.claim.key
+
+
+class End(NamedTuple):
+    """End a record if it is PENDING and held by this owner and fence: ``DONE``, or ``Found`` with what is there."""
+
+    completion: Completion
+
+    @property
+    def key(self) -> str:
+        """The record concerned."""
+        return self.completion.key
+
+
+class Hold(NamedTuple):
+    """Renew a record if it is PENDING and held by this owner and fence: ``DONE``, or ``Found`` with what is there."""
+
+    renewal: Renewal
+
+    @property
+    def key(self) -> str:
+        """The record concerned."""
+        return self.renewal.key
+
+
+class Swap(NamedTuple):
+    """Write ``after`` if the record still is ``before``: whether it was. Its times are on the server's clock."""
+
+    before: Record
+    after: Record
+
+    @property
+    def key(self) -> str:
+        """The record concerned."""
+        return self.before.key
+
+
+class Read(NamedTuple):
+    """Read a record: ``Found``."""
+
+    key: str
+
+
+Step = Add | End | Hold | Swap | Read
+
+
+class Added(NamedTuple):
+    """The record is in place, with a fence that no earlier record of its key had."""
+
+    fence: int
+    now: float
+    """The server's clock."""
+
+
+class Found(NamedTuple):
+    """What is there (None: nothing), and the server's clock."""
+
+    record: Record | None
+    now: float
+
+
+DONE = Ending.DONE
+"""The reply to a step that did what it was sent for."""
+
+Conversation = Generator[Step, Any, T]
+
+
+def claiming(claim: Claim) -> Conversation[Decision]:
+    """Ask for a key."""
+    reply = yield Add(claim) if claim.may_create else Read(claim.key)
+    while type(reply) is not Added:
+        record, now = cast("Found", reply)
+        decision = decide_claim(record, claim, now, 0)
+        after = decision.record
+        if record is None or after is None or after is record or (yield Swap(record, after)):
+            return decision
+        reply = yield Add(claim) if claim.may_create else Read(claim.key)
+    fence, now = reply
+    return decide_claim(None, claim, now, fence - 1)
+
+
+def ending(completion: Completion) -> Conversation[Ending]:
+    """End a claim, or settle a doubt."""
+    held = completion.owner and completion.began
+    reply = yield End(completion) if held else Read(completion.key)
+    while reply is not DONE:
+        record, now = cast("Found", reply)
+        answer, after = decide_ending(record, completion, now)
+        if record is None or after is None or after is record or (yield Swap(record, after)):
+            return answer
+        reply = yield Read(completion.key)
+    return DONE
+
+
+def renewing(renewal: Renewal) -> Conversation[bool]:
+    """Extend a lease."""
+    reply = yield Hold(renewal)
+    while reply is not DONE:
+        record, now = cast("Found", reply)
+        renewed = decide_renewal(record, renewal, now)
+        if record is None or renewed is None:
+            return False
+        if (yield Swap(record, renewed)):
+            return True
+        reply = yield Read(renewal.key)
+    return True
+
+
+class SteppingStore(Store):
+    """The verbs of a store on a server. A subclass sends steps, each batch of them in one round trip."""
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done, in any order but each atomically, and give their replies in the steps' order.
+
+        A batch never names a key twice, unless callers who know nothing of each other are served together.
+        """
+        raise NotImplementedError
+
+    async def claim(self, claim: Claim) -> Decision:
+        """Decide one claim: new or known, it is one round trip."""
+        return await self._converse(claiming(claim))
+
+    async def renew(self, renewal: Renewal) -> bool:
+        """Extend a lease."""
+        return await self._converse(renewing(renewal))
+
+    async def complete(self, completion: Completion) -> Ending:
+        """End a claim in one round trip."""
+        return await self._converse(ending(completion))
+
+    async def get(self, key: str) -> Record | None:
+        """Read a record."""
+        (found,) = await self.send((Read(key),))
+        return cast("Found", found).record
+
+    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
+        """Decide many claims in one round trip."""
+        return await self._converse_all(map(claiming, claims))
+
+    async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
+        """Renew many leases in one round trip."""
+        return await self._converse_all(map(renewing, renewals))
+
+    async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
+        """End many claims in one round trip."""
+        return await self._converse_all(map(ending, completions))
+
+    async def _converse(self, conversation: Conversation[T]) -> T:
+        step = next(conversation)
+        try:
+            while True:
+                (reply,) = await self.send((step,))
+                step = conversation.send(reply)
+        except StopIteration as done:
+            return cast("T", done.value)
+
+    async def _converse_all(self, conversations: Iterable[Conversation[T]]) -> list[T]:
+        """Hold many conversations at once: all that go on share each round trip."""
+        answers: dict[int, T] = {}
+        going = {number: (talk, next(talk)) for number, talk in enumerate(conversations)}
+        while going:
+            replies = await self.send([step for _, step in going.values()])
+            for (number, (talk, _)), reply in zip(list(going.items()), replies, strict=True):
+                try:
+                    going[number] = (talk, talk.send(reply))
+                except StopIteration as done:
+                    answers[number] = done.value
+                    del going[number]
+        return [answers[number] for number in sorted(answers)]

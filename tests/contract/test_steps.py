@@ -1,0 +1,109 @@
+"""The conversations of stores on servers keep the contract, over the plainest server there can be."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from effectonce._protocol import is_expired
+from effectonce._records import NOBODY, Record, State
+from effectonce.errors import StoreUnavailable
+from effectonce.stores import Features, Store, StoreStats
+from effectonce.stores._steps import DONE, Add, Added, End, Found, Hold, Read, Step, SteppingStore, Swap
+from effectonce.testing.clocks import ManualClock
+from effectonce.testing.contract import StoreContract
+
+
+class Steps(SteppingStore):
+    """A server that does the five steps on a dictionary. Its fences come from its clock, as real servers' do."""
+
+    features = Features(durable=False, shared=False)
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.lock, self.records, self.fence = clock, threading.Lock(), dict[str, Record](), 0
+        self.closed = False
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        if self.closed:
+            raise StoreUnavailable("The store is closed.")
+        if any(type(step) is Add for step in steps):
+            await self.purge(4)
+        with self.lock:
+            return [self.do(step, self.clock()) for step in steps]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def do(self, step: Step, now: float) -> Any:
+        record = self.records.get(step.key)
+        match step:
+            case Add(claim) if record is None:
+                self.fence += 7
+                until = now + claim.lease
+                self.records[claim.key] = Record(
+                    claim.key, State.PENDING, claim.owner, self.fence, claim.fingerprint, until, 1, None,
+                    until + claim.keep, claim.once,
+                )  # fmt: skip
+                return Added(self.fence, now)
+            case End(ended) if record and _held(record, ended.owner, ended.fence):
+                self.records[ended.key] = record._replace(
+                    state=ended.state,
+                    owner=NOBODY,
+                    lease_until=0.0,
+                    result=ended.result,
+                    expires_at=now + ended.keep,
+                )
+                return DONE
+            case Hold(renewal) if record and _held(record, renewal.owner, renewal.fence):
+                until = now + renewal.lease
+                self.records[renewal.key] = record._replace(
+                    lease_until=until, expires_at=until + renewal.keep
+                )
+                return DONE
+            case Swap(before, after):
+                if record == before:
+                    self.records[step.key] = after
+                return record == before
+            case Add() | End() | Hold() | Read():
+                return Found(record, now)
+
+    async def purge(self, limit: int = 256) -> int:
+        with self.lock:
+            gone = [r.key for r in self.records.values() if is_expired(r, self.clock())][:limit]
+            for key in gone:
+                del self.records[key]
+            return len(gone)
+
+    async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
+        with self.lock:
+            records = sorted(r for r in self.records.values() if r.key > after and state in (None, r.state))
+        return records[:limit]
+
+    async def now(self) -> float:
+        return self.clock()
+
+    async def stats(self) -> StoreStats:
+        now = self.clock()
+        with self.lock:
+            records = list(self.records.values())
+        leases = [r.lease_until - now for r in records if r.state is State.PENDING]
+        return StoreStats(
+            len(records),
+            sum(len(r.key) + len(r.fingerprint) + len(r.result or b"") for r in records),
+            dict(Counter(r.state.name for r in records)),
+            min(leases, default=None),
+            sum(is_expired(r, now) for r in records),
+        )
+
+
+def _held(record: Record, owner: bytes, fence: int) -> bool:
+    return (record.state, record.owner, record.fence) == (State.PENDING, owner, fence)
+
+
+class TestSteps(StoreContract):
+    """Conversations, by the suite's clock."""
+
+    def make_store(self, clock: ManualClock) -> Store:
+        return Steps(clock)
