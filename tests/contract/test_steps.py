@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from effectonce._protocol import is_expired
 from effectonce._records import NOBODY, Record, State
@@ -22,19 +22,17 @@ class Steps(SteppingStore):
     features = Features(durable=False, shared=False)
 
     def __init__(self, clock: ManualClock) -> None:
-        self.clock, self.lock, self.records, self.fence = clock, threading.Lock(), dict[str, Record](), 0
-        self.closed = False
+        self.clock: Callable[[], float] = clock
+        self.lock, self.records, self.fence = threading.Lock(), dict[str, Record](), 0
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
-        if self.closed:
-            raise StoreUnavailable("The store is closed.")
         if any(type(step) is Add for step in steps):
             await self.purge(4)
         with self.lock:
             return [self.do(step, self.clock()) for step in steps]
 
     def close(self) -> None:
-        self.closed = True
+        self.clock = _closed
 
     def do(self, step: Step, now: float) -> Any:
         record = self.records.get(step.key)
@@ -71,12 +69,14 @@ class Steps(SteppingStore):
 
     async def purge(self, limit: int = 256) -> int:
         with self.lock:
-            gone = [r.key for r in self.records.values() if is_expired(r, self.clock())][:limit]
+            now = self.clock()
+            gone = [r.key for r in self.records.values() if is_expired(r, now)][:limit]
             for key in gone:
                 del self.records[key]
             return len(gone)
 
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
+        self.clock()
         with self.lock:
             records = sorted(r for r in self.records.values() if r.key > after and state in (None, r.state))
         return records[:limit]
@@ -96,6 +96,10 @@ class Steps(SteppingStore):
             min(leases, default=None),
             sum(is_expired(r, now) for r in records),
         )
+
+
+def _closed() -> NoReturn:
+    raise StoreUnavailable("The store is closed.")
 
 
 def _held(record: Record, owner: bytes, fence: int) -> bool:

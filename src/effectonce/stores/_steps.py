@@ -112,6 +112,7 @@ def claiming(claim: Claim) -> Conversation[Decision]:
 
 def ending(completion: Completion) -> Conversation[Ending]:
     """End a claim, or settle a doubt."""
+    reply: object
     held = completion.owner and completion.began
     reply = yield End(completion) if held else Read(completion.key)
     while reply is not DONE:
