@@ -70,6 +70,13 @@ class Store(ABC):
     async def purge(self, limit: int = 256) -> int:
         """Look at a bounded piece of the store, forget what has expired there, and say how many that were."""
 
+    async def watch(self, record: Record, seconds: float) -> bool:
+        """Wait, at most ``seconds``, until a PENDING record that another process holds may have ended.
+
+        False at once from a store that can't tell: then who waits looks again by itself.
+        """
+        return False
+
     # Batch forms: one round trip for many keys where the store can. A batch never names a key twice.
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
