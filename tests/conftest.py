@@ -9,6 +9,8 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.servers.fixtures"]
+
 SOAK = bool(os.environ.get("EFFECTONCE_SOAK"))
 REQUIRE_ALL = bool(os.environ.get("EFFECTONCE_REQUIRE_ALL"))
 
