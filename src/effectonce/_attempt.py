@@ -111,7 +111,7 @@ class Attempt:
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call back when the attempt has ended, at once if it has; perhaps twice."""
-        self._on_end = [*(self._on_end or ()), callback]
+        self.__dict__.setdefault("_on_end", []).append(callback)  # one step: several threads may wait
         if self.ended:
             callback()
 

@@ -82,45 +82,48 @@ class Flow:
         store = colour.store
         started = self.monotonic()
         answer: Decision | BaseException | None = None
-        if not policy.local_cache:
+        try:
+            if not policy.local_cache:
+                try:
+                    answer = await store.claim(claim)
+                except colour.trouble as error:
+                    answer = error
+            verdict, record, left = answer if type(answer) is Decision else NO_ANSWER
+            if verdict is REPLAY and record is not None:
+                return self.replay(call, record, left)
+            if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
+                attempt = self.begin(claim, CLAIMED, record, started)
+            else:
+                opened = await self.open(colour, call, answer, started)
+                if type(opened) is not Attempt:
+                    return cast("Outcome[Any]", opened)
+                attempt = opened
+            token = CURRENT.set(attempt)
             try:
-                answer = await store.claim(claim)
-            except colour.trouble as error:
-                answer = error
-        verdict, record, left = answer if type(answer) is Decision else NO_ANSWER
-        if verdict is REPLAY and record is not None:
-            return self.replay(call, record, left)
-        if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
-            attempt = self.begin(claim, CLAIMED, record, started)
-        else:
-            opened = await self.open(colour, call, answer, started)
-            if type(opened) is not Attempt:
-                return cast("Outcome[Any]", opened)
-            attempt = opened
-        token = CURRENT.set(attempt)
-        try:
-            value = handler(*args, **kwargs)
-            if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
-                value = await colour.attend(attempt, value)
-        except BaseException as error:
+                value = handler(*args, **kwargs)
+                if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
+                    value = await colour.attend(attempt, value)
+            except BaseException as error:
+                CURRENT.reset(token)
+                return await self.fail(colour, call, attempt, error)
             CURRENT.reset(token)
-            return await self.fail(colour, call, attempt, error)
-        CURRENT.reset(token)
-        attempt.ending = True
-        result = answers.encoded(policy, hint, value)
-        completion = make(
-            Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True)
-        )
-        try:
-            ending = await store.complete(completion)
-        except colour.trouble as error:
-            return await self.finish(colour, call, attempt, value, error)
-        except BaseException:  # Ctrl-C: nobody brings this to its end, so its lease may not be kept for ever
-            self.keeper.forget(attempt)
+            attempt.ending = True
+            result = answers.encoded(policy, hint, value)
+            completion = make(
+                Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True)
+            )
+            try:
+                ending = await store.complete(completion)
+            except colour.trouble as error:
+                return await self.finish(colour, call, attempt, value, error)
+            if ending is FENCED:
+                return await self.overtaken(colour, call, attempt)
+            return self.recorded(call, attempt, completion, value)
+        except (
+            BaseException
+        ):  # Ctrl-C, anywhere: nobody brings this to its end, so its lease must not be kept
+            self.keeper.abandon(claim)
             raise
-        if ending is FENCED:
-            return await self.overtaken(colour, call, attempt)
-        return self.recorded(call, attempt, completion, value)
 
     async def open(
         self,
@@ -321,11 +324,7 @@ class Flow:
         attempt.ending = True
         if isinstance(first, colour.cancelled):
             attempt.cancelled = first
-        try:
-            answer, cancelled = await insist(colour, lambda: colour.store.complete(ending))
-        except BaseException:
-            self.keeper.forget(attempt)
-            raise
+        answer, cancelled = await insist(colour, lambda: colour.store.complete(ending))
         attempt.cancelled = cancelled or attempt.cancelled
         if isinstance(answer, StoreError):
             raise self.left_to_keeper(attempt, ending, answer)

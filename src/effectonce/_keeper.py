@@ -17,6 +17,7 @@ from ._blocking import run
 from ._records import Ending, Renewal, State
 
 if TYPE_CHECKING:
+    from ._records import Claim
     from .hooks import EventKind
     from .stores.base import Store
 
@@ -53,6 +54,12 @@ class Keeper:
     def forget(self, attempt: Attempt) -> None:
         """Stop renewing: the attempt has ended, or has to be left to its lease."""
         self.live.pop(attempt.claim.owner, None)
+
+    def abandon(self, claim: Claim) -> None:
+        """Whoever ran this has gone without a word: its lease ends it, unless its ending only waits to be written."""
+        attempt = self.live.get(claim.owner)
+        if attempt is not None and attempt.unrecorded is None:
+            self.forget(attempt)
 
     def running(self, key: str) -> Attempt | None:
         """The attempt of this process that is running for a key."""
@@ -127,8 +134,8 @@ class Keeper:
 
     def _lose(self, attempt: Attempt, why: str) -> None:
         self.forget(attempt)
+        self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
         attempt.lose()
-        self._tell("lease_lost", attempt, why)
 
     def rouse(self, attempt: Attempt) -> None:
         """See to it that the thread looks in time for an attempt that it did not expect."""

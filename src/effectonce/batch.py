@@ -71,12 +71,19 @@ class _Piece:
         by_key: dict[str, int] = {}
         for (key, _), index in first.items():
             by_key.setdefault(key, index)
-        opened = await self._claim(list(by_key.values()))
-        for index in first.values():  # the same key with another payload: what the store says of that alone
-            if index not in by_key.values():
-                opened[index] = None
-        if opened:
-            await self._run_and_record(opened)
+        try:
+            opened = await self._claim(list(by_key.values()))
+            for (
+                index
+            ) in first.values():  # the same key with another payload: what the store says of that alone
+                if index not in by_key.values():
+                    opened[index] = None
+            if opened:
+                await self._run_and_record(opened)
+        except BaseException:
+            for call, _ in self.slots:
+                self.flow.keeper.abandon(call.claim)
+            raise
         if self.interrupted is not None:
             raise self.interrupted
         return [

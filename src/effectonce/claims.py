@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -67,16 +69,29 @@ class Claiming:
         return await self._complete(self._receiver.asyncio, value)
 
     def __enter__(self) -> Self:
-        return run(self._enter(self._receiver.blocking))
+        with self._unless_interrupted():
+            return run(self._enter(self._receiver.blocking))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        run(self._exit(self._receiver.blocking, error))
+        with self._unless_interrupted():
+            run(self._exit(self._receiver.blocking, error))
 
     async def __aenter__(self) -> Self:
-        return await self._enter(self._receiver.asyncio)
+        with self._unless_interrupted():
+            return await self._enter(self._receiver.asyncio)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._exit(self._receiver.asyncio, error)
+        with self._unless_interrupted():
+            await self._exit(self._receiver.asyncio, error)
+
+    @contextmanager
+    def _unless_interrupted(self) -> Iterator[None]:
+        """Ctrl-C on the way into the block or out of it: its lease must not be kept."""
+        try:
+            yield
+        except BaseException:
+            self._receiver.flow.keeper.abandon(self._call.claim)
+            raise
 
     async def _enter(self, colour: Colour) -> Self:
         if self._awaits is not None:

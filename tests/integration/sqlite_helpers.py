@@ -68,16 +68,16 @@ def commits_in(path: Path) -> int:
 
 def lead(store: SQLiteStore) -> None:
     """Be who writes; everyone else reads or queues up."""
-    assert store._group.try_lead()
+    assert store._group.lead.acquire(blocking=False)
 
 
 def let_go(store: SQLiteStore) -> None:
     """End what ``lead`` began."""
-    store._group.hand_over()
+    store._group.lead.release()
 
 
 def wait_for_leader(store: SQLiteStore) -> None:
-    wait_until(lambda: store._group._leading.locked(), what="A leader")
+    wait_until(lambda: store._group.lead.locked(), what="A leader")
 
 
 def wait_for_queue(store: SQLiteStore, count: int) -> None:

@@ -33,7 +33,7 @@ from tests.integration.sqlite_helpers import (
 from effectonce._blocking import run
 from effectonce._records import Completion, State, Verdict
 from effectonce.errors import StoreError, StoreUnavailable
-from effectonce.stores._group import _Ticket
+from effectonce.stores._group import Group
 from effectonce.stores.sqlite import SQLiteStore
 
 PROCESSES, KEYS = 4, 200
@@ -125,16 +125,15 @@ def test_an_interrupt_in_the_queue_wedges_nobody(store: SQLiteStore, path: Path)
 def test_an_interrupted_heir_passes_the_lead_on(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C at the very moment a caller is called to lead: the next in the queue leads instead."""
-    wait_for_turn = _Ticket.wait
+    """Ctrl-C at the very moment a caller gets the lead: the next in the queue leads instead."""
+    take = Group._take
 
-    def wait_and_be_interrupted(ticket: _Ticket[Any, Any], seconds: float) -> bool:
-        called = wait_for_turn(ticket, seconds)
-        if called and threading.current_thread().name == "interrupted":
+    def be_interrupted(group: Group[Any, Any], *args: Any) -> None:
+        if threading.current_thread().name == "interrupted":
             raise KeyboardInterrupt
-        return called
+        take(group, *args)
 
-    monkeypatch.setattr(_Ticket, "wait", wait_and_be_interrupted)
+    monkeypatch.setattr(Group, "_take", be_interrupted)
     with write_lock(path):
         first = write_behind_a_lock(store)
         heir = Caller(lambda: claim(store, "heir"), name="interrupted")

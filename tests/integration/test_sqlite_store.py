@@ -467,3 +467,12 @@ def test_errors_are_of_the_tree(path: Path) -> None:
     with pytest.raises(EffectOnceError) as refused:
         SQLiteStore(path)
     assert isinstance(refused.value.__cause__, sqlite3.Error)
+
+
+def test_a_transaction_that_a_signal_left_open_swallows_no_write(tmp_path: Path) -> None:
+    """An answer means that the write is on the disk, also after an exception struck between BEGIN and COMMIT."""
+    with SQLiteStore(tmp_path / "effects.db") as store:
+        store._writing().execute("BEGIN IMMEDIATE")
+        assert claim(store, "k").verdict is Verdict.CLAIMED
+        with SQLiteStore(tmp_path / "effects.db") as other:
+            assert claim(other, "k").verdict is Verdict.BUSY

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+PATIENCE_SECONDS = 10.0
+"""How long a rest waits for a lent connection. One that a signal's exception took along never comes back."""
+
 
 class Readers:
     """Lends connections; as many are open as were ever needed at once."""
@@ -34,7 +37,7 @@ class Readers:
     def rest(self) -> None:
         """Lend no more, wait until all are back, and close them. ``resume`` ends the rest."""
         self._given_back.acquire()
-        self._given_back.wait_for(lambda: not self._lent)
+        self._given_back.wait_for(lambda: not self._lent, PATIENCE_SECONDS)
         while self._idle:
             self._idle.pop().close()
 

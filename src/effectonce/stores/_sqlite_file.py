@@ -77,13 +77,12 @@ class DatabaseFile:
 
     def in_transaction(self, connection: sqlite3.Connection, action: Callable[..., Any], *args: Any) -> Any:
         """Do all of ``action(connection, *args)`` or nothing."""
-        self.patiently(connection.execute, "BEGIN IMMEDIATE")
         try:
+            self.patiently(connection.execute, "BEGIN IMMEDIATE")
             result = action(connection, *args)
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:  # after a full disk SQLite has rolled back by itself
-                connection.execute("ROLLBACK")
+            roll_back(connection)
             raise
         return result
 
@@ -140,6 +139,12 @@ class DatabaseFile:
                 f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
                 "Use the effectonce that wrote it, or newer."
             )
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Leave a transaction, if there is one: after a full disk SQLite has rolled back by itself."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def _create(connection: sqlite3.Connection) -> None:

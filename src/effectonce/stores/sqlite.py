@@ -25,7 +25,7 @@ from .._records import NOBODY, Claim, Completion, Decision, Ending, Record, Rene
 from ..errors import StoreMismatch, UsageError
 from ._group import Group
 from ._readers import Readers
-from ._sqlite_file import SQL, DatabaseFile
+from ._sqlite_file import SQL, DatabaseFile, roll_back
 from ._urls import shown
 from .base import Features, Store, StoreStats
 
@@ -199,7 +199,7 @@ class SQLiteStore(_Verbs):
             self._handover.close()
         self._rest()
         self._readers.resume()
-        self._group.hand_over()
+        self._group.lead.release()
 
     def before_fork(self) -> None:
         """Close every connection: SQLite's account of a process's locks must be empty when it forks."""
@@ -211,7 +211,7 @@ class SQLiteStore(_Verbs):
             self._start()
         else:
             self._readers.resume()
-            self._group.hand_over()
+            self._group.lead.release()
 
     def _start(self) -> None:
         self._writer = None
@@ -222,7 +222,7 @@ class SQLiteStore(_Verbs):
 
     def _rest(self) -> None:
         """Take the lead and keep it, with no connection open."""
-        self._group.lead()
+        self._group.lead.acquire()
         self._readers.rest()
         if self._writer is not None:
             self._writer.close()
@@ -233,12 +233,10 @@ class SQLiteStore(_Verbs):
     def execute(self, commands: Sequence[Command]) -> list[Answer]:
         """Execute commands together on this thread: at once when nobody is writing, else with the next write."""
         try:
-            if self._group.try_lead():
-                try:
+            if not self._group.lead.locked():
+                with self._group.lead:
                     looked = self._file.patiently(self._by_reading, self._writing(), commands)
                     return self._filled(looked, commands, self._write)
-                finally:
-                    self._group.hand_over()
             if not self._may_be_known(commands):
                 return self._group.submit(list(commands))
             with self._readers.lend() as reader:
@@ -249,20 +247,19 @@ class SQLiteStore(_Verbs):
 
     def _execute_one(self, command: Command) -> Answer:
         """The same for one command: when nobody is in the way it is a statement or two and nothing else."""
-        group = self._group
-        if not group.try_lead():
+        lead = self._group.lead
+        if lead.locked():
             return self.execute((command,))[0]
-        try:
-            connection = self._writer
-            if connection is not None and self._new_claims < PURGE_EVERY:
-                answer = PERFORM[type(command)](self, connection, command, self._clock())
-                if answer is not AGAIN:
-                    return answer
-            return self._write((command,))[0]
-        except sqlite3.Error:  # perhaps somebody was in the way; what failed has changed nothing
-            return self._again(command)
-        finally:
-            group.hand_over()
+        with lead:
+            try:
+                connection = self._writer
+                if connection and not connection.in_transaction and self._new_claims < PURGE_EVERY:
+                    answer = PERFORM[type(command)](self, connection, command, self._clock())
+                    if answer is not AGAIN:
+                        return answer
+                return self._write((command,))[0]
+            except sqlite3.Error:  # perhaps somebody was in the way; what failed has changed nothing
+                return self._again(command)
 
     def _again(self, command: Command) -> Answer:
         with self._file.errors():
@@ -299,6 +296,7 @@ class SQLiteStore(_Verbs):
     def _writing(self) -> sqlite3.Connection:
         if self._writer is None:
             self._writer = self._file.open_checked()
+        roll_back(self._writer)  # what a signal has left open; a write inside it would be none
         return self._writer
 
     def _write(self, commands: Sequence[Command]) -> list[Answer]:

@@ -1,0 +1,87 @@
+"""Exceptions raised by signals, anywhere in the middle of a call: nobody is stuck, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.sqlite_helpers import ROOT
+
+INTERRUPTS = 20_000 if os.environ.get("EFFECTONCE_SOAK") else 1_500
+
+STORM = """
+import faulthandler, random, signal, sys, threading
+faulthandler.dump_traceback_later(80, exit=True)
+from effectonce import Message, Policy, Receiver
+
+class Interrupted(BaseException):
+    pass
+
+def interrupt(*_):
+    raise Interrupted
+
+def call(number):
+    outcome = receiver.process(Message(str(number), source="storm"), lambda payload: {"number": number})
+    assert outcome.value == {"number": number}, outcome
+    answered.append(number)
+
+def others(first):
+    number = first
+    while not done.is_set():
+        call(number)
+        number += 8
+
+wanted = int(sys.argv[2])
+receiver = Receiver(f"sqlite:///{sys.argv[1]}?durability=normal", policy=Policy(lease=1.0))
+done, answered, interrupted = threading.Event(), [], []
+threads = [threading.Thread(target=others, args=(first,)) for first in range(1, 8)]
+signal.signal(signal.SIGALRM, interrupt)
+for thread in threads:
+    thread.start()
+number = 0
+while len(interrupted) < wanted:
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.002))
+            while True:
+                number += 8
+                call(number)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupted:
+        interrupted.append(number)
+done.set()
+for thread in threads:
+    thread.join()
+messages = [Message(str(number), source="storm") for number in set(interrupted)]
+settled = {outcome.status for outcome in receiver.process_batch(messages, lambda message: None, concurrency=64)}
+receiver.close()
+with Receiver(f"sqlite:///{sys.argv[1]}") as again:
+    messages = [Message(str(number), source="storm") for number in answered]
+    for number, outcome in zip(answered, again.process_batch(messages, lambda message: None, size=1000)):
+        assert (outcome.status, outcome.value) == ("replayed", {"number": number}), (number, outcome)
+print(len(interrupted), *sorted(settled))
+"""
+
+
+def test_a_storm_of_signals_strands_nobody(tmp_path: Path) -> None:
+    """The main thread is interrupted at random places while others use the same file: all of them go on.
+
+    In a process of its own, because the timer belongs to whoever runs the tests.
+    """
+    storm = [
+        sys.executable,
+        "-W",
+        "ignore::RuntimeWarning",
+        "-c",
+        STORM,
+        str(tmp_path / "storm.db"),
+        str(INTERRUPTS),
+    ]
+    ended = subprocess.run(storm, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    count, *statuses = ended.stdout.split()
+    assert int(count) == INTERRUPTS
+    assert set(statuses) <= {"executed", "replayed"}, f"a key is stuck: {statuses}"
