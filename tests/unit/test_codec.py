@@ -28,6 +28,7 @@ from typing import (
     TypeVar,
     Union,
 )
+from unittest import mock
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -38,6 +39,7 @@ from hypothesis import strategies as st
 from effectonce import codec
 from effectonce.codec import (
     Unencodable,
+    _json,
     canonical,
     canonical_json,
     decode,
@@ -392,7 +394,7 @@ def test_a_field_added_since_takes_its_default() -> None:
         (b'{"$":["as","os:system",{"value":"true"}]}', Any),
         (b'{"$":["unheard-of",1]}', Any),
         (b'{"$":5}', Any),
-        (b'{"a":1} ', Any),
+        (b'{"a":1}]', Any),
         (b"", Any),
         (b"\xff", Any),
         (b"[" * 100_000, Any),
@@ -870,3 +872,32 @@ def test_what_is_not_json_is_refused(document: str | bytes) -> None:
     """Also what Python's parser lets through or fails on in its own way."""
     with pytest.raises(UsageError):
         canonical_json(document)
+
+
+# -- With and without msgspec ------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+@given(value=JSON)
+def test_msgspec_writes_the_same_bytes(canonical: bool, value: Any) -> None:
+    """With the extra and without it a payload has the same fingerprint, and a result the same form."""
+    pytest.importorskip("msgspec")
+    quick, plain = Writer(canonical), Writer(canonical)
+    plain._looked_for_quick = True
+    assert quick.write_plain(value) == plain.write_plain(value)
+
+
+@given(value=JSON)
+def test_msgspec_reads_the_same_values(value: Any) -> None:
+    """The same value and the same types, whoever reads."""
+    pytest.importorskip("msgspec")
+    data = encode(value)
+    with_msgspec = decode(data)
+    with mock.patch.object(_json, "_quick_decoder", lambda: None):
+        assert repr(decode(data)) == repr(with_msgspec)

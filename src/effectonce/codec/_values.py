@@ -37,9 +37,8 @@ def encode(value: Any, hint: Any = Any) -> bytes:
 def decode(data: bytes, hint: Any = Any) -> Any:
     """The value that ``encode`` was given. Raises ``ResultUnavailable`` if the hint doesn't fit the data."""
     try:
-        text = data.decode("utf-8", "surrogatepass")
-        tree = parse(text)
-        return _unpack(tree, plan_of(hint)) if '"$"' in text else tree
+        tree = parse(data)
+        return _unpack(tree, plan_of(hint)) if b'"$"' in data else tree
     except Exception as error:
         raise ResultUnavailable(
             f"The stored result can't be read back as {hint!r} ({error!r}). If that type changed since the"
