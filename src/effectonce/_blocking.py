@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,6 +74,8 @@ class Blocking:
 
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
         """Run jobs side by side on at most ``limit`` threads; results in order."""
+        from concurrent.futures import ThreadPoolExecutor, wait
+
         interrupted: BaseException | None = None
         with ThreadPoolExecutor(min(limit, len(jobs)), thread_name_prefix="effectonce") as pool:
             futures = [pool.submit(copy_context().run, lambda job=job: run(job())) for job in jobs]

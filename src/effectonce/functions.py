@@ -8,7 +8,6 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
-from uuid import UUID
 
 from . import keys
 from ._answers import Call, call_of
@@ -116,7 +115,7 @@ class Identity:
 def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, int | UUID) and not isinstance(value, bool):
+    if not isinstance(value, bool) and (isinstance(value, int) or keys.is_uuid(value)):
         return str(value)
     if value is None:
         raise InvalidKey(f"{name} is None, and nothing can be remembered under no key.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter, deque
@@ -47,13 +46,14 @@ class Event(NamedTuple):
 
 Hook = Callable[[Event], object]
 
-logger = logging.getLogger("effectonce")
-
 LOUD: frozenset[str] = frozenset({"fenced", "lease_lost", "in_doubt", "store_error", "mismatch"})
 
 
 def log_events(event: Event) -> None:
     """A hook that writes one line per event, each with its key; what needs a person is a warning."""
+    import logging  # only who logs pays for importing it
+
+    logger = logging.getLogger("effectonce")
     level = logging.WARNING if event.kind in LOUD else logging.INFO
     if logger.isEnabledFor(level):
         took = "" if event.seconds is None else f" seconds={event.seconds:.6f}"
@@ -202,7 +202,9 @@ class Events:
             try:
                 hook(event)
             except Exception:
-                logger.exception("a hook failed on %s key=%r", kind, key)
+                import logging
+
+                logging.getLogger("effectonce").exception("a hook failed on %s key=%r", kind, key)
 
     def stats(self, minutes: int) -> Stats:
         """Figures since the start and over the last ``minutes`` (at most an hour)."""

@@ -227,7 +227,7 @@ def composite(*parts: str | int | UUID) -> str:
 
 
 def _part(index: int, part: str | int | UUID) -> str:
-    if isinstance(part, bool) or not (isinstance(part, str | int) or _is_uuid(part)):
+    if isinstance(part, bool) or not (isinstance(part, str | int) or is_uuid(part)):
         kind = type(part).__name__
         raise InvalidKey(
             f"Part {index} of the composite key, {_shown(part)}, is of type {kind}. Pass str, int or UUID."
@@ -238,7 +238,7 @@ def _part(index: int, part: str | int | UUID) -> str:
     return text.replace("%", "%25").replace(":", "%3A")
 
 
-def _is_uuid(part: Any) -> bool:
+def is_uuid(part: Any) -> bool:
     from uuid import UUID  # slow to import, and whoever passes one has done so
 
     return isinstance(part, UUID)
