@@ -116,6 +116,13 @@ class Attempt:
             callback()
 
 
+class Unprotected(Attempt):
+    """An attempt that nobody recorded, because the store was away and the policy says ``fallback="open"``."""
+
+    guarantee: Guarantee = "none"  # pyright: ignore[reportIncompatibleMethodOverride]
+    lost: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
 CURRENT: ContextVar[Attempt] = ContextVar("effectonce_attempt")
 
 

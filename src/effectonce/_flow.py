@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from types import CoroutineType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from . import _answers as answers
 from ._answers import Call
-from ._attempt import CURRENT, RENEW_SHARE, Attempt
+from ._attempt import CURRENT, RENEW_SHARE, Attempt, Unprotected
 from ._blocking import Gathered
+from ._cache import Cache
 from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
@@ -63,7 +64,7 @@ class Flow:
         self.keeper = keeper
         self.events = events
         self.monotonic = monotonic
-        self._cache: dict[str, tuple[float, Record]] = {}
+        self.cache = Cache(monotonic)
 
     async def run(
         self,
@@ -95,8 +96,8 @@ class Flow:
                 attempt = self.begin(claim, CLAIMED, record, started)
             else:
                 opened = await self.open(colour, call, answer, started)
-                if type(opened) is not Attempt:
-                    return cast("Outcome[Any]", opened)
+                if not isinstance(opened, Attempt):
+                    return opened
                 attempt = opened
             token = CURRENT.set(attempt)
             try:
@@ -107,6 +108,8 @@ class Flow:
                 CURRENT.reset(token)
                 return await self.fail(colour, call, attempt, error)
             CURRENT.reset(token)
+            if type(attempt) is not Attempt:
+                return await self.finish(colour, call, attempt, value)
             attempt.ending = True
             result = answers.encoded(policy, hint, value)
             completion = make(
@@ -137,8 +140,10 @@ class Flow:
         ``answer`` is what a first claim met that was sent at ``started``.
         """
         claim, policy, _ = call
-        if answer is None and policy.local_cache and (cached := self._cached(call)):
-            return self.replay(call, cached)
+        if answer is None and policy.local_cache:
+            cached = self.cache.get(call.key)
+            if cached is not None and cached.fingerprint == call.fingerprint:
+                return self.replay(call, cached)
         waiting: _Waiting | None = None
         probed = False
         while True:
@@ -151,7 +156,7 @@ class Flow:
             if isinstance(answer, BaseException):
                 answer = await self._claim_again(colour, claim, answer)
                 if isinstance(answer, StoreError):
-                    return self.store_error(call, answer)
+                    return self.fall_back(call, answer, started)
             if answer.verdict is BUSY:
                 waiting = waiting or _Waiting(self, call)
                 refused = await waiting.turn(colour, answer)
@@ -194,6 +199,8 @@ class Flow:
         self, colour: Colour, call: Call, attempt: Attempt, value: Any, trouble: BaseException | None = None
     ) -> Outcome[Any]:
         """Record a result, then give it. ``trouble`` is what a first try met."""
+        if isinstance(attempt, Unprotected):
+            return self.unrecorded(attempt, value)
         completion = answers.completion_of(call, attempt, value)
         try:
             ending = await self._end(colour, attempt, completion, trouble)
@@ -211,8 +218,9 @@ class Flow:
         events.note("completed", now, took)
         if events.hooks:
             events.tell("completed", claim.key, attempt.fence, attempt.number, attempt.guarantee, took)
-        if call.policy.local_cache:
-            self._remember(call, answers.record_of(call, attempt, completion), attempt.started + claim.keep)
+        if call.policy.cached:
+            record = answers.record_of(call, attempt, completion)
+            self.cache.put(record, attempt.started + claim.keep, call.policy.cached)
         guarantee = "at_most_once" if claim.once else "fenced"
         outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
         self.close(attempt, outcome)
@@ -220,6 +228,8 @@ class Flow:
 
     async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
         """Record what a handler's exception means. One that is not the handler's word leaves the claim alone."""
+        if isinstance(attempt, Unprotected):
+            return self.unrecorded(attempt, None, error)
         if not isinstance(error, Exception):
             self.events.note("abandoned", self.monotonic())
             self.close(attempt, None)
@@ -274,8 +284,8 @@ class Flow:
         self.events.note("replayed", self.monotonic())
         if self.events.hooks:
             self.events.tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
-        if call.policy.local_cache and seconds_left > 0:
-            self._remember(call, record, self.monotonic() + seconds_left)
+        if call.policy.cached and seconds_left > 0:
+            self.cache.put(record, self.monotonic() + seconds_left, call.policy.cached)
         return answers.replayed(call, record)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
@@ -379,6 +389,30 @@ class Flow:
                 return outcome._replace(error=outcome.error or error)
         return outcome
 
+    def fall_back(self, call: Call, error: StoreError, started: float) -> Attempt | Outcome[Any]:
+        """What a call gets whose claim the store did not answer: a refusal, unless its policy says otherwise."""
+        if call.policy.fallback == "closed" or not isinstance(error, StoreUnavailable):
+            return self.store_error(call, error)
+        known = self.cache.get(call.key)
+        if known is not None and known.fingerprint == call.fingerprint:
+            return self.replay(call, known)
+        if known is not None:
+            return self.refuse(call, Decision(MISMATCH, known))
+        if call.policy.fallback != "open":
+            return self.store_error(call, error)
+        return Unprotected(call.claim, 0, 0, started, self.monotonic)
+
+    def unrecorded(self, attempt: Attempt, value: Any, error: BaseException | None = None) -> Outcome[Any]:
+        """The outcome of an attempt that ran without a store: said out loud, and counted."""
+        took = self.monotonic() - attempt.started
+        self.events.note("unprotected", self.monotonic())
+        detail = "the store was away" if error is None else type(error).__name__
+        self.events.tell("unprotected", attempt.key, 0, 0, "none", took, detail)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        status: Status = "executed" if error is None else "failed"
+        return Outcome(status, value, False, 0, 0, "none", error)
+
     def store_error(self, call: Call, error: StoreError) -> Outcome[Any]:
         """The outcome of a command that the store did not answer."""
         outcome = answers.store_error(call, error)
@@ -410,21 +444,6 @@ class Flow:
         if self.events.hooks:
             guarantee = attempt.guarantee
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, guarantee, took, detail)
-
-    def _cached(self, call: Call) -> Record | None:
-        found = self._cache.get(call.key)
-        if found is None or found[0] <= self.monotonic() or found[1].fingerprint != call.fingerprint:
-            return None
-        return found[1]
-
-    def _remember(self, call: Call, record: Record, until: float) -> None:
-        """Keep a finished record here, never longer than the store keeps it."""
-        cache = self._cache
-        if call.key not in cache or cache[call.key][0] <= self.monotonic():
-            cache.pop(call.key, None)
-            cache[call.key] = (until, record)
-            while len(cache) > call.policy.local_cache:
-                cache.pop(next(iter(cache)), None)
 
 
 class _Waiting:

@@ -16,6 +16,7 @@ from . import batch, keys
 from ._answers import Call, call_of
 from ._attempt import CURRENT, Attempt
 from ._blocking import Blocking, run
+from ._durations import Duration, seconds
 from ._flow import Colour, Flow
 from ._fork import tell_of_forks
 from ._keeper import Keeper
@@ -26,8 +27,8 @@ from .errors import ColourMismatch, EffectOnceError, InvalidKey, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
 from .hooks import ASIDE, EventKind, Events, Hook, Stats
 from .keys import Key, new_owner
-from .policy import Duration, Policy, Resolution, seconds
-from .stores import Store, open_store
+from .policy import Fallback, Policy, Resolution
+from .stores import Breaker, Circuit, GuardedStore, Health, Store, open_store
 from .sweeping import Redrive, Swept, sweep
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 DEFAULT_STORE = "sqlite:///effects.db"
+DEFAULT_BREAKER = Breaker()
 CLAIM_OPERATION, MESSAGE_OPERATION = "claim", "message"
 """Blocks and messages have names of their own in a key; no function may have the same."""
 
@@ -47,6 +49,8 @@ class Receiver:
     policy     how operations are treated unless they say otherwise
     consumer   who processes messages here: two consumers of the same message each have their own effect
     scope      whose keys these are (a tenant, an API key), unless a call says so
+    fallback   what callers get while the store is away, unless their policy says so: see ``Policy``
+    breaker    when to stop asking a store that does not answer, as a ``stores.Breaker``; None never stops
     hooks      functions that are told every event
     clock      the wall clock that says how old a message is
     monotonic  the local clock that says when a lease is about to end
@@ -59,16 +63,21 @@ class Receiver:
         policy: Policy | None = None,
         consumer: str = "",
         scope: str = "",
+        fallback: Fallback | None = None,
+        breaker: Breaker | None = DEFAULT_BREAKER,
         hooks: Iterable[Hook] = (),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = open_store(store)
         self.policy = Policy() if policy is None else _policy(policy)
+        if fallback is not None:
+            self.policy = self.policy.but(fallback=fallback)
         self.consumer, self.scope = consumer, scope
         self._clock = clock
         self.events = Events(tuple(hooks), monotonic)
-        self.blocking = Blocking(self.store)
+        self.circuit = None if breaker is None else Circuit(breaker, monotonic, self._hear_circuit)
+        self.blocking = Blocking(self._guarded())
         self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
         self.flow = Flow(self._keeper, self.events, monotonic)
         self._prefix = _named(scope, "", consumer, "", "")
@@ -80,7 +89,7 @@ class Receiver:
         """The colour of callers on an event loop; only they pay for importing asyncio."""
         from ._asyncio import Asyncio
 
-        return Asyncio(self.store)
+        return Asyncio(self._guarded())
 
     # Messages
 
@@ -305,7 +314,21 @@ class Receiver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def health(self) -> Health:
+        """Whether the store answers: for a readiness probe."""
+        return self._guarded().health()
+
+    async def ahealth(self) -> Health:
+        """``health`` for callers on an event loop."""
+        return await self._guarded().ahealth()
+
     # Naming
+
+    def _guarded(self) -> Store:
+        """The store behind the circuit. One that can't be away needs none."""
+        if self.circuit is None or not self.store.features.durable:
+            return self.store
+        return GuardedStore(self.store, self.circuit)
 
     def _call(
         self,
@@ -406,6 +429,11 @@ class Receiver:
         if kind != "lease_lost":
             self.events.note(ASIDE, now)
         self.events.tell(kind, attempt.key, attempt.fence, attempt.number, attempt.guarantee, None, detail)
+
+    def _hear_circuit(self, change: str) -> None:
+        now = self.flow.monotonic()
+        self.events.note("circuit", now)
+        self.events.tell("circuit", "", detail=change)
 
 
 class _Decorator(typing.Protocol):

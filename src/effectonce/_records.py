@@ -8,7 +8,8 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import Final, Literal, NamedTuple
 
-Guarantee = Literal["fenced", "at_most_once", "atomic"]
+Guarantee = Literal["fenced", "at_most_once", "atomic", "none"]
+"""The rungs of the ladder; "none" is a run without a store, which a policy has to ask for."""
 
 make: Final = tuple.__new__
 """Makes a NamedTuple from a tuple of all its fields, in a third of the time its own constructor takes."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from . import _answers as answers
 from ._answers import Call
-from ._attempt import CURRENT, Attempt
+from ._attempt import CURRENT, Attempt, Unprotected
 from ._flow import Colour, Flow, insist
 from ._messages import Outcome
 from ._records import Claim, Completion, Decision, Ending, State, Verdict
@@ -95,19 +95,21 @@ class _Piece:
         """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
         claims = [self.slots[index][0].claim for index in indexes]
         sent_at = self.flow.monotonic()
+        decisions: Sequence[Decision | StoreError]
         try:
             decisions = await self._send(claims)
         except StoreError as error:
-            for index in indexes:
-                self.outcomes[index] = self.flow.store_error(self.slots[index][0], error)
-            return {}
+            decisions = [error] * len(indexes)
         opened: dict[int, Attempt | None] = {}
         for index, decision in zip(indexes, decisions, strict=True):
             call = self.slots[index][0]
-            if _has_to_wait(call, decision):
+            if isinstance(decision, StoreError):
+                admitted = self.flow.fall_back(call, decision, sent_at)
+            elif _has_to_wait(call, decision):
                 opened[index] = None
                 continue
-            admitted = self.flow.admit(call, decision, sent_at)
+            else:
+                admitted = self.flow.admit(call, decision, sent_at)
             if isinstance(admitted, Attempt):
                 opened[index] = admitted
             else:
@@ -178,7 +180,9 @@ class _Piece:
         for index, (attempt, value, error) in ran.items():
             call = self.slots[index][0]
             attempt.ending = True
-            if error is None:
+            if isinstance(attempt, Unprotected):
+                await self._record_alone(index, ran[index])
+            elif error is None:
                 endings[index] = answers.completion_of(call, attempt, value)
             elif isinstance(error, Exception) and not (isinstance(error, LeaseLost) and attempt.lost):
                 endings[index] = answers.failure_of(call, attempt, error)

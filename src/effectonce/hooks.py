@@ -27,6 +27,8 @@ EventKind = Literal[
     "late",
     "in_doubt",
     "store_error",
+    "unprotected",
+    "circuit",
     "purged",
 ]
 
@@ -46,7 +48,9 @@ class Event(NamedTuple):
 
 Hook = Callable[[Event], object]
 
-LOUD: frozenset[str] = frozenset({"fenced", "lease_lost", "in_doubt", "store_error", "mismatch"})
+LOUD: frozenset[str] = frozenset(
+    {"fenced", "lease_lost", "in_doubt", "store_error", "mismatch", "unprotected", "circuit"}
+)
 
 
 def log_events(event: Event) -> None:
@@ -94,7 +98,7 @@ ASIDE = "aside"
 """Counted beside an event that is not the only one of its delivery, or of none: a settlement, a wait that went on."""
 DELIVERIES = (
     "completed", "replayed", "released", "failed", "in_doubt", "busy", "mismatch", "late", "fenced", "store_error",
-    "abandoned", "timed_out",
+    "abandoned", "timed_out", "unprotected",
 )  # fmt: skip
 
 

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from typing import Any, Literal, NamedTuple, Self
 
+from ._durations import Duration, seconds
 from ._records import Record
 from .errors import UsageError
 
-Duration = float | int | str | timedelta
 Busy = Literal["wait", "reject", "join", "skip"]
 OnCrash = Literal["retry", "in_doubt"]
 Late = Literal["reject", "process", "dead_letter"]
+Fallback = Literal["closed", "cached_response", "open"]
 ExceptionTypes = tuple[type[BaseException], ...]
-
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-MAX_SECONDS = 10 * 366 * 86400.0
-
-
-def seconds(duration: Duration, name: str = "duration") -> float:
-    """Read a duration: seconds, a timedelta, or text such as "90s", "24h", "7d", "1h30m"."""
-    if isinstance(duration, timedelta):
-        value = duration.total_seconds()
-    elif isinstance(duration, str):
-        value = _parse(duration, name)
-    elif type(duration) in (int, float):
-        value = min(duration, MAX_SECONDS + 1) * 1.0
-    else:
-        raise UsageError(
-            f'{name}={duration!r} is not a duration. Give seconds, a timedelta, or text like "24h".'
-        )
-    if not 0 < value <= MAX_SECONDS:
-        raise UsageError(f"{name}={duration!r} must be more than nothing and at most ten years.")
-    return value
-
-
-def _parse(text: str, name: str) -> float:
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])", text)
-    if not parts or not re.fullmatch(r"(\s*\d+(?:\.\d+)?\s*(ms|[smhdw])\s*)+", text):
-        raise UsageError(f'{name}={text!r} is not a duration. Write a number and a unit: "90s", "24h", "7d".')
-    return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
 class Resolution(NamedTuple):
@@ -74,7 +46,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "busy": ("wait", "reject", "join", "skip"),
     "on_crash": ("retry", "in_doubt"),
     "late": ("reject", "process", "dead_letter"),
+    "fallback": ("closed", "cached_response", "open"),
 }
+FALLBACK_CACHE = 10_000
+"""Finished keys that a process holds to answer duplicates while the store is away."""
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -95,6 +70,8 @@ class Policy:
     store_result  False remembers that it happened but not what it returned; repeats then return None
     max_result    a larger encoded result is not stored; repeats then raise ResultUnavailable
     local_cache   how many finished keys this process answers without asking the store; 0 is none
+    fallback      while the store is away: "closed" refuses; "cached_response" answers duplicates that this process has
+                  seen, and refuses the rest; "open" runs them too, unprotected
     prober        called with the record of an attempt in doubt; says what happened, or None
     """
 
@@ -111,8 +88,11 @@ class Policy:
     store_result: bool
     max_result: int
     local_cache: int
+    fallback: Fallback
     prober: Prober | None
     terms: tuple[float, float, bool, int | None] = field(init=False, repr=False, compare=False)
+    cached: int = field(init=False, repr=False, compare=False)
+    """How many finished keys this process holds, for one use or the other."""
 
     def __init__(
         self,
@@ -130,6 +110,7 @@ class Policy:
         store_result: bool = True,
         max_result: int = 1 << 20,
         local_cache: int = 0,
+        fallback: Fallback = "closed",
         prober: Prober | None = None,
     ) -> None:
         lease_seconds = seconds(lease, "lease")
@@ -147,6 +128,7 @@ class Policy:
             "store_result": _flag("store_result", store_result),
             "max_result": _count("max_result", max_result, 0),
             "local_cache": _count("local_cache", local_cache, 0),
+            "fallback": _word("fallback", fallback),
             "prober": _callback("prober", prober),
         }
         if late == "dead_letter" and dead_letter is None:
@@ -162,6 +144,8 @@ class Policy:
             max_attempts,
         )  # what a claim says of its policy
         object.__setattr__(self, "terms", terms)
+        spare = 0 if fallback == "closed" else FALLBACK_CACHE
+        object.__setattr__(self, "cached", max(self.local_cache, spare))
 
     def but(self, **changes: Any) -> Self:
         """A copy with some words changed. A derived ``wait`` follows a changed lease."""

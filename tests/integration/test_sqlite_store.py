@@ -269,7 +269,7 @@ def test_a_full_disk_after_the_effect_keeps_the_claim(limited: tuple[SQLiteStore
         disk.fill_up()
         return "x" * 500_000
 
-    with Receiver(store, policy=Policy(busy="reject")) as receiver:
+    with Receiver(store, policy=Policy(busy="reject"), breaker=None) as receiver:
         with pytest.raises(StoreUnavailable, match="has run"):
             receiver.process(Message(id="e-1"), handler)
         for _ in range(3):

@@ -10,8 +10,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from tests.model.scenarios import CACHE
+
 from effectonce import _answers, _protocol, keys
 from effectonce._attempt import CURRENT, Attempt
+from effectonce._cache import Cache
 from effectonce._flow import Flow
 from effectonce._keeper import Keeper
 from effectonce._records import Claim, Completion, Decision, Ending, Record, Renewal, State, Verdict
@@ -294,12 +297,12 @@ def lease_counted_from_the_reply() -> AbstractContextManager[Any]:
 
 def cache_counted_from_the_reply() -> AbstractContextManager[Any]:
     """The process remembers a result for all of keep, counted from when it heard of it."""
-    remember = Flow._remember
+    put = Cache.put
 
-    def hopeful(self: Flow, call: Any, record: Record, until: float) -> None:
-        remember(self, call, record, self.monotonic() + call.policy.keep)
+    def hopeful(self: Cache, record: Record, until: float, most: int) -> None:
+        put(self, record, self._monotonic() + CACHE.keep, most)
 
-    return patch.object(Flow, "_remember", hopeful)
+    return patch.object(Cache, "put", hopeful)
 
 
 def unforeseen_loss() -> AbstractContextManager[Any]:

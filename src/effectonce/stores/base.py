@@ -9,10 +9,11 @@ they never block the event loop. A store that has one implementation for both re
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 
@@ -37,6 +38,16 @@ class StoreStats:
     oldest_pending_lease: float | None = None
     """Seconds until the first lease ends; negative when an attempt has been abandoned."""
     expired: int = 0
+
+
+class Health(NamedTuple):
+    """Whether a store answers, for a readiness probe."""
+
+    ok: bool
+    seconds: float
+    """How long the answer took."""
+    detail: str = ""
+    """Why it is not ok."""
 
 
 class Store(ABC):
@@ -104,6 +115,28 @@ class Store(ABC):
     @abstractmethod
     async def stats(self) -> StoreStats:
         """Keys by state, bytes, the oldest pending claim and what waits to be purged."""
+
+    def health(self) -> Health:
+        """Ask the store for its clock and say how that went. Raises nothing; takes at most the store's time-out."""
+        asked = self.for_blocking()._health()
+        try:
+            asked.send(None)
+        except StopIteration as answered:
+            return cast("Health", answered.value)
+        asked.close()
+        return Health(False, 0.0, "this store has no blocking form; use ahealth()")
+
+    async def ahealth(self) -> Health:
+        """``health`` for callers on an event loop."""
+        return await self.for_asyncio()._health()
+
+    async def _health(self) -> Health:
+        started = time.monotonic()
+        try:
+            await self.now()
+        except Exception as error:
+            return Health(False, time.monotonic() - started, str(error))
+        return Health(True, time.monotonic() - started)
 
     # Colours and lifetime.
 

@@ -1,0 +1,337 @@
+"""When the store is away: refused at once, answered from what was seen, or run unprotected, as the policy says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.receiving import Colour, Counted, StagedStore, Told, must_not_run
+
+from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
+from effectonce.errors import StoreMismatch, UsageError
+from effectonce.stores import Breaker, Features, open_store
+from effectonce.stores._circuit import Circuit
+from effectonce.testing.clocks import ManualClock
+
+EVENT = Message("e-1", {"cents": 5})
+GONE = StoreUnavailable("gone")
+
+
+class AwayStore(StagedStore):
+    """A store that may be away, unlike one in memory."""
+
+    features = Features()
+
+
+class Stage:
+    """A receiver on a store that goes away and comes back, and the changes that were told."""
+
+    def __init__(self, colour: Colour, **choices: Any) -> None:
+        self.clock, self.told = ManualClock(), Told()
+        self.colour, self.store = colour, AwayStore(clock=self.clock)
+        self.receiver = Receiver(
+            self.store, hooks=[self.told], monotonic=self.clock, clock=self.clock, **choices
+        )
+
+    def process(self, handler: Any, message: Message = EVENT, **choices: Any) -> Any:
+        return self.colour.process(self.receiver, message, handler, **choices)
+
+    def go_away(self) -> None:
+        self.store.fail("claim", "claim_many", "complete", "get", error=GONE)
+
+    def changes(self) -> list[str]:
+        return [event.detail.partition(":")[0] for event in self.told if event.kind == "circuit"]
+
+
+@pytest.fixture
+def stage(colour: Colour) -> Stage:
+    return Stage(colour)
+
+
+# The circuit
+
+
+def fail(circuit: Circuit, times: int = 1) -> None:
+    for _ in range(times):
+        circuit.failed(GONE)
+
+
+def test_failures_in_a_row_open_it() -> None:
+    """So many and no fewer; one answer between them starts the count again."""
+    circuit = Circuit(Breaker(errors=3), ManualClock())
+    fail(circuit, 2)
+    circuit.answered(0.01)
+    fail(circuit, 2)
+    assert circuit.state == "closed"
+    fail(circuit)
+    assert circuit.state == "open"
+
+
+def test_a_share_of_failures_opens_it() -> None:
+    """Of enough commands, half of them: not of the first few."""
+    circuit = Circuit(Breaker(errors=100, calls=10, failure_rate=0.5), ManualClock())
+    for _ in range(4):
+        circuit.answered(0.01)
+        fail(circuit)
+    assert circuit.state == "closed"
+    circuit.answered(0.01)
+    fail(circuit)
+    assert circuit.state == "open"
+
+
+def test_slow_answers_open_it() -> None:
+    """A store that answers, but after seconds, is as good as away."""
+    circuit = Circuit(Breaker(calls=4, slow="1s", slow_rate=0.75), ManualClock())
+    circuit.answered(0.1)
+    for _ in range(3):
+        assert circuit.state == "closed"
+        circuit.answered(1.5)
+    assert circuit.state == "open"
+
+
+def test_what_is_long_ago_does_not_count() -> None:
+    """Failures are counted within the window."""
+    clock = ManualClock()
+    circuit = Circuit(Breaker(errors=100, calls=4, window="30s"), clock)
+    fail(circuit, 3)
+    clock.advance(31)
+    fail(circuit)
+    assert circuit.state == "closed"
+
+
+def test_one_look_at_a_time() -> None:
+    """After the recovery time one claim goes through; the others wait for what it finds."""
+    clock = ManualClock()
+    circuit = Circuit(Breaker(errors=1, recovery="5s"), clock)
+    fail(circuit)
+    with pytest.raises(StoreUnavailable) as refused:
+        circuit.admit()
+    assert refused.value.retry_after == 5
+    clock.advance(5)
+    circuit.admit()
+    assert circuit.state == "half_open"
+    with pytest.raises(StoreUnavailable):
+        circuit.admit()
+    circuit.answered(0.01)
+    assert circuit.state == "closed"
+    circuit.admit()
+
+
+def test_a_look_that_fails_keeps_it_open() -> None:
+    """And the next look is a recovery time later."""
+    clock = ManualClock()
+    circuit = Circuit(Breaker(errors=1, recovery="5s"), clock)
+    fail(circuit)
+    clock.advance(5)
+    circuit.admit()
+    fail(circuit)
+    clock.advance(4)
+    with pytest.raises(StoreUnavailable):
+        circuit.admit()
+    clock.advance(1)
+    circuit.admit()
+
+
+def test_a_look_that_never_ends_is_not_waited_for() -> None:
+    """Its caller was cancelled: another may look after a recovery time."""
+    clock = ManualClock()
+    circuit = Circuit(Breaker(errors=1, recovery="5s"), clock)
+    fail(circuit)
+    for _ in range(2):
+        clock.advance(5)
+        circuit.admit()
+
+
+@pytest.mark.parametrize(
+    "words", [{"errors": 0}, {"calls": 1.5}, {"failure_rate": 0}, {"slow_rate": 2}, {"recovery": "soon"}]
+)
+def test_a_breaker_that_makes_no_sense_is_refused(words: dict[str, Any]) -> None:
+    """With the word that is wrong."""
+    with pytest.raises(UsageError, match=next(iter(words))):
+        Breaker(**words)
+
+
+# The receiver behind it
+
+
+def test_an_open_circuit_does_not_ask_the_store(stage: Stage) -> None:
+    """After a few failures nobody waits for the store any more, and what is refused was not run."""
+    stage.go_away()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="gone"):
+            stage.process(must_not_run)
+    stage.store.calls.clear()
+    with pytest.raises(StoreUnavailable, match=r"gone.* not asked for another 5\.0 s") as refused:
+        stage.process(must_not_run)
+    assert stage.store.calls == []
+    assert 0 < refused.value.retry_after <= 5
+    assert stage.changes() == ["opened"]
+
+
+def test_it_recovers_without_a_restart(stage: Stage) -> None:
+    """The store comes back: the next look closes the circuit."""
+    stage.go_away()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            stage.process(must_not_run)
+    stage.store.recover()
+    with pytest.raises(StoreUnavailable):
+        stage.process(must_not_run)
+    stage.clock.advance(5)
+    assert stage.process(Counted()).status == "executed"
+    assert stage.process(must_not_run).status == "replayed"
+    assert stage.changes() == ["opened", "closed"]
+
+
+def test_an_ending_goes_through_an_open_circuit(stage: Stage) -> None:
+    """Whoever ran the handler has something to record, and is let through; the answer closes the circuit."""
+
+    def handler(*_: Any) -> str:
+        circuit = stage.receiver.circuit
+        assert circuit is not None
+        fail(circuit, 5)
+        assert circuit.state == "open"
+        return "done"
+
+    assert stage.process(handler).status == "executed"
+    assert stage.changes() == ["opened", "closed"]
+
+
+def test_no_breaker_asks_every_time(colour: Colour) -> None:
+    """``breaker=None`` leaves it to the store."""
+    stage = Stage(colour, breaker=None)
+    stage.go_away()
+    for _ in range(10):
+        with pytest.raises(StoreUnavailable, match="gone"):
+            stage.process(must_not_run)
+
+
+def test_health(stage: Stage) -> None:
+    """Ready while the store answers."""
+    assert stage.receiver.health().ok
+    assert stage.store.health().ok
+    stage.receiver.close()
+    health = stage.receiver.health()
+    assert not health.ok
+    assert "closed" in health.detail
+
+
+def test_health_on_a_loop() -> None:
+    """The same, awaited."""
+    with open_store("memory://") as store:
+        assert asyncio.run(store.ahealth()).ok
+
+
+# Fallbacks
+
+
+def test_closed_is_the_default(stage: Stage) -> None:
+    """Also a duplicate that this process has seen is refused."""
+    stage.process(Counted())
+    stage.go_away()
+    with pytest.raises(StoreUnavailable):
+        stage.process(must_not_run)
+
+
+@pytest.mark.parametrize("fallback", ["cached_response", "open"])
+def test_duplicates_seen_here_are_answered(colour: Colour, fallback: Any) -> None:
+    """By the attempt that ran here, or by a replay that this process gave before."""
+    stage = Stage(colour, fallback=fallback)
+    stage.process(Counted("first"))
+    elsewhere = Receiver(stage.store, clock=stage.clock, monotonic=stage.clock)
+    elsewhere.process(Message("e-2"), Counted("elsewhere"))
+    stage.process(must_not_run, Message("e-2"))
+    stage.go_away()
+    assert stage.process(must_not_run).value == "first"
+    assert stage.process(must_not_run, Message("e-2")).value == "elsewhere"
+    (again,) = stage.colour.batch(stage.receiver, [EVENT], must_not_run)
+    assert (again.status, again.value, again.guarantee) == ("replayed", "first", "fenced")
+
+
+@pytest.mark.parametrize("fallback", ["cached_response", "open"])
+def test_a_reused_key_is_told_also_then(colour: Colour, fallback: Any) -> None:
+    """Another payload under a key that was seen here is no duplicate."""
+    stage = Stage(colour, fallback=fallback)
+    stage.process(Counted())
+    stage.go_away()
+    with pytest.raises(KeyReused):
+        stage.process(must_not_run, Message("e-1", {"cents": 6}))
+
+
+def test_cached_response_refuses_what_is_new(colour: Colour) -> None:
+    """What was not seen here can't be proven new."""
+    stage = Stage(colour, fallback="cached_response")
+    stage.go_away()
+    with pytest.raises(StoreUnavailable):
+        stage.process(must_not_run)
+
+
+def test_a_cached_response_is_not_kept_longer_than_the_store_keeps_it(colour: Colour) -> None:
+    """After its retention a key is unknown here too."""
+    stage = Stage(colour, policy=Policy(keep="1h"), fallback="cached_response")
+    stage.process(Counted())
+    stage.go_away()
+    stage.clock.advance(3601)
+    with pytest.raises(StoreUnavailable):
+        stage.process(must_not_run)
+
+
+def test_open_runs_unprotected_and_says_so(colour: Colour) -> None:
+    """Every time it arrives; the outcome, an event and the figures tell of it."""
+    stage = Stage(colour, fallback="open")
+    stage.go_away()
+    seen: list[tuple[str, int, bool]] = []
+
+    def handler(*_: Any) -> str:
+        attempt = current()
+        attempt.check()
+        seen.append((attempt.guarantee, attempt.fence, attempt.lost))
+        return "ran"
+
+    for _ in range(2):
+        outcome = stage.process(handler)
+        assert (outcome.status, outcome.value, outcome.guarantee) == ("executed", "ran", "none")
+    assert seen == [("none", 0, False)] * 2
+    assert stage.receiver.stats().since_start.counts["unprotected"] == 2
+    assert [event.guarantee for event in stage.told if event.kind == "unprotected"] == ["none"] * 2
+
+
+def test_open_batches_and_blocks(colour: Colour) -> None:
+    """The other forms run unprotected too, and nothing is recorded."""
+    stage = Stage(colour, fallback="open")
+    stage.go_away()
+    outcomes = stage.colour.batch(stage.receiver, [EVENT, EVENT, Message("e-2")], Counted("ran"))
+    assert [(o.status, o.value, o.guarantee) for o in outcomes] == [
+        ("executed", "ran", "none"), ("replayed", "ran", "none"), ("executed", "ran", "none"),
+    ]  # fmt: skip
+    with stage.receiver.claim("k") as claim:
+        assert claim.first
+        assert claim.complete(7) == 7
+    assert claim.outcome.guarantee == "none"
+    stage.store.recover()
+    assert not stage.receiver._keeper.live
+
+
+def test_an_error_of_an_unprotected_handler_is_its_own(colour: Colour) -> None:
+    """The caller gets it as always."""
+    stage = Stage(colour, fallback="open")
+    stage.go_away()
+    with pytest.raises(LookupError):
+        stage.process(Counted(LookupError("no")))
+
+
+def test_what_is_not_an_outage_is_refused_in_every_mode(colour: Colour) -> None:
+    """Data of another program is no reason to run unprotected."""
+    stage = Stage(colour, fallback="open")
+    stage.store.fail("claim", error=StoreMismatch("not ours"))
+    with pytest.raises(StoreMismatch):
+        stage.process(must_not_run)
+
+
+def test_a_policy_may_say_it_for_one_operation(stage: Stage) -> None:
+    """Money waits for the store; a mail may go out twice."""
+    stage.go_away()
+    with pytest.raises(StoreUnavailable):
+        stage.process(must_not_run)
+    assert stage.process(Counted("sent"), policy=Policy.notifications(fallback="open")).value == "sent"
