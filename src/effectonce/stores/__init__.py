@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from ..errors import UsageError
 from ._urls import shown
-from .base import Features, Store, StoreStats
+from ._circuit import Breaker, Circuit, GuardedStore
+from .base import Features, Health, Store, StoreStats
 
-__all__ = ["Features", "Store", "StoreStats", "open_store"]
+__all__ = ["Breaker", "Circuit", "Features", "GuardedStore", "Health", "Store", "StoreStats", "open_store"]
 
 SCHEMES = {
     "memory": "memory:MemoryStore",
     "sqlite": "sqlite:SQLiteStore",
+    "postgresql": "postgres:PostgresStore",
+    "postgres": "postgres:PostgresStore",
+    "postgresql+asyncpg": "postgres:PostgresStore",
+    "mysql": "mysql:MySQLStore",
+    "mariadb": "mysql:MySQLStore",
+    "dynamodb": "dynamodb:DynamoDBStore",
 }
 
 
@@ -37,6 +43,8 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         raise UsageError(
             f"{shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}."
         )
+    from urllib.parse import parse_qsl, urlsplit
+
     module, _, name = SCHEMES[scheme].partition(":")
     kind: type[Any] = getattr(import_module(f".{module}", __package__), name)
     store: Store = kind.from_url(url, dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))
