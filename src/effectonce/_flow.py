@@ -20,6 +20,7 @@ from ._cache import Cache
 from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
+from ._waiting import Waiting
 from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable
 from .hooks import ASIDE, EventKind, Events
 from .policy import Resolution
@@ -35,8 +36,6 @@ COMPLETED = State.COMPLETED
 
 SENDS = 4
 """How often an ending is sent before the keeper takes it over."""
-FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05
-"""Between two looks at a key that another process holds."""
 
 
 class Colour(Protocol):
@@ -144,7 +143,7 @@ class Flow:
             cached = self.cache.get(call.key)
             if cached is not None and cached.fingerprint == call.fingerprint:
                 return self.replay(call, cached)
-        waiting: _Waiting | None = None
+        waiting: Waiting | None = None
         probed = False
         while True:
             if answer is None:
@@ -158,7 +157,7 @@ class Flow:
                 if isinstance(answer, StoreError):
                     return self.fall_back(call, answer, started)
             if answer.verdict is BUSY:
-                waiting = waiting or _Waiting(self, call)
+                waiting = waiting or Waiting(self, call)
                 refused = await waiting.turn(colour, answer)
                 if refused is not None:
                     return refused
@@ -291,7 +290,7 @@ class Flow:
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
         """Answer a duplicate with the outcome of the attempt that it met; a refusal stays a refusal."""
         if outcome.status in ("executed", "replayed", "failed"):
-            self._tell("replayed", call.key, outcome.fence, outcome.attempt, outcome.guarantee)
+            self.tell("replayed", call.key, outcome.fence, outcome.attempt, outcome.guarantee)
             return answers.joined(outcome)
         return outcome
 
@@ -325,7 +324,7 @@ class Flow:
             )
             error = released if isinstance(released, StoreError) else None
         if error is not None:  # then its lease ends it
-            self._tell("store_error", claim.key, detail=str(error))
+            self.tell("store_error", claim.key, detail=str(error))
 
     async def _end(
         self, colour: Colour, attempt: Attempt, ending: Completion, first: BaseException | None
@@ -381,7 +380,7 @@ class Flow:
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
         """The outcome of a claim that was neither granted nor done before."""
         kind, outcome = answers.refused(call, decision)
-        self._tell(kind, call.key, outcome.fence, outcome.attempt, outcome.guarantee, outcome.status)
+        self.tell(kind, call.key, outcome.fence, outcome.attempt, outcome.guarantee, outcome.status)
         if call.policy.dead_letter and decision.verdict in (LATE, EXHAUSTED):
             try:
                 call.policy.dead_letter(call.key, decision.verdict.value)
@@ -416,15 +415,15 @@ class Flow:
     def store_error(self, call: Call, error: StoreError) -> Outcome[Any]:
         """The outcome of a command that the store did not answer."""
         outcome = answers.store_error(call, error)
-        self._tell("store_error", call.key, 0, 0, outcome.guarantee, type(error).__name__)
+        self.tell("store_error", call.key, 0, 0, outcome.guarantee, type(error).__name__)
         return outcome
 
     def tell_aside(self, kind: EventKind, record: Record, detail: str) -> None:
         """Tell of a key what is not the outcome of a delivery."""
         self.events.note(ASIDE, self.monotonic())
-        self._tell(kind, record.key, record.fence, record.attempts, record.guarantee, detail)
+        self.tell(kind, record.key, record.fence, record.attempts, record.guarantee, detail)
 
-    def _tell(
+    def tell(
         self,
         kind: EventKind,
         key: str,
@@ -433,6 +432,7 @@ class Flow:
         guarantee: Guarantee = "fenced",
         detail: str = "",
     ) -> None:
+        """Count an event and tell whoever listens."""
         self.events.note(kind, self.monotonic())
         if self.events.hooks:
             self.events.tell(kind, key, fence, attempt, guarantee, None, detail)
@@ -444,42 +444,6 @@ class Flow:
         if self.events.hooks:
             guarantee = attempt.guarantee
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, guarantee, took, detail)
-
-
-class _Waiting:
-    """A duplicate's patience with a running attempt: in this process by its end, elsewhere by looking again."""
-
-    def __init__(self, flow: Flow, call: Call) -> None:
-        self._flow = flow
-        self._call = call
-        self._deadline = flow.monotonic() + call.policy.wait
-        self._pause = FIRST_PAUSE
-        self._told = False
-
-    async def turn(self, colour: Colour, decision: Decision) -> Outcome[Any] | None:
-        """Wait a turn and give None to claim again, or the outcome when waiting is over."""
-        flow, call = self._flow, self._call
-        left = self._deadline - flow.monotonic()
-        if call.policy.busy in ("reject", "skip"):
-            return flow.refuse(call, decision)
-        if left <= 0:
-            flow.events.note("timed_out", flow.monotonic())
-            return answers.refused(call, decision)[1]
-        if not self._told:
-            self._told = True
-            flow.events.note("waited", flow.monotonic())
-            flow.events.note(ASIDE, flow.monotonic())
-            flow._tell("busy", call.key, detail="waits")
-        running = flow.keeper.running(call.key)
-        if running is not None:
-            await colour.wait(running, min(left, decision.retry_after + FIRST_PAUSE))
-            same = running.claim.fingerprint == call.fingerprint
-            if call.policy.busy == "join" and same and running.outcome is not None:
-                return flow.join(call, running.outcome)
-        else:
-            await colour.pause(min(self._pause, left, decision.retry_after + FIRST_PAUSE))
-            self._pause = min(self._pause * 2, LAST_PAUSE)
-        return None
 
 
 async def insist(

@@ -1,0 +1,71 @@
+"""A duplicate's patience with a running attempt: in this process by its end, elsewhere by the store's word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _answers as answers
+from ._attempt import CURRENT
+from .errors import StoreError, UsageError
+from .hooks import ASIDE
+
+if TYPE_CHECKING:
+    from ._answers import Call
+    from ._flow import Colour, Flow
+    from ._messages import Outcome
+    from ._records import Decision
+
+FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05
+"""Between two looks at a key that another process holds, where the store can't tell of its end."""
+
+
+class Waiting:
+    """One call that has met a running attempt."""
+
+    def __init__(self, flow: Flow, call: Call) -> None:
+        self._flow = flow
+        self._call = call
+        self._deadline = flow.monotonic() + call.policy.wait
+        self._pause = FIRST_PAUSE
+        self._told = False
+
+    async def turn(self, colour: Colour, decision: Decision) -> Outcome[Any] | None:
+        """Wait a turn and give None to claim again, or the outcome when waiting is over."""
+        flow, call = self._flow, self._call
+        left = self._deadline - flow.monotonic()
+        if call.policy.busy in ("reject", "skip"):
+            return flow.refuse(call, decision)
+        if left <= 0:
+            flow.events.note("timed_out", flow.monotonic())
+            return answers.refused(call, decision)[1]
+        if not self._told:
+            self._told = True
+            flow.events.note("waited", flow.monotonic())
+            flow.events.note(ASIDE, flow.monotonic())
+            flow.tell("busy", call.key, detail="waits")
+        left = min(left, decision.retry_after + FIRST_PAUSE)
+        running = flow.keeper.running(call.key)
+        if running is None:
+            await self._wait_for_another_process(colour, decision, left)
+            return None
+        if running is CURRENT.get(None):
+            raise UsageError(
+                "A handler asked for the key that it is running for, and would wait for itself. Give the inner call "
+                "another key, or an operation= of its own.",
+                key=call.key,
+            )
+        await colour.wait(running, left)
+        same = running.claim.fingerprint == call.fingerprint
+        if call.policy.busy == "join" and same and running.outcome is not None:
+            return flow.join(call, running.outcome)
+        return None
+
+    async def _wait_for_another_process(self, colour: Colour, decision: Decision, seconds: float) -> None:
+        assert decision.record is not None
+        try:
+            if await colour.store.watch(decision.record, seconds):
+                return
+        except StoreError:  # the next claim meets it too, and knows what to do
+            pass
+        await colour.pause(min(self._pause, seconds))
+        self._pause = min(self._pause * 2, LAST_PAUSE)

@@ -1,0 +1,78 @@
+"""Duplicates that wait: for this process's own attempts, and for another's by the store's word."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+from tests.unit.receiving import Counted, StagedStore
+
+from effectonce import Message, Policy, Receiver, StoreUnavailable
+from effectonce._records import Record
+from effectonce.errors import UsageError
+
+EVENT = Message("e-1")
+
+
+class Watched(StagedStore):
+    """A store that can tell of endings. ``word`` is what happens while somebody waits."""
+
+    def __init__(self, word: Any) -> None:
+        super().__init__()
+        self.word = word
+
+    async def watch(self, record: Record, seconds: float) -> bool:
+        self.calls.append("watch")
+        return bool(self.word())
+
+
+def held_elsewhere(store: StagedStore) -> Any:
+    """An attempt of another process, as a block that can be ended."""
+    claim = copy_context().run(Receiver(store).claim("k").__enter__)
+    store.calls.clear()
+    return claim
+
+
+def wait_for(store: StagedStore) -> tuple[bool, Any]:
+    with Receiver(store).claim("k") as claim:
+        return claim.first, claim.value
+
+
+def test_the_stores_word_ends_the_wait() -> None:
+    """One look, one word, one look: no polling."""
+    store = Watched(lambda: holder.complete("done") and True)
+    holder = held_elsewhere(store)
+    assert wait_for(store) == (False, "done")
+    assert store.calls == ["claim", "watch", "complete", "claim"]
+
+
+@pytest.mark.parametrize("trouble", [False, StoreUnavailable("gone")])
+def test_without_a_word_it_looks_again_by_itself(trouble: Any) -> None:
+    """A store that can't tell, or can't be asked to, is polled."""
+
+    def word() -> bool:
+        if store.calls.count("watch") > 2:
+            holder.complete("done")
+        if trouble:
+            raise trouble
+        return False
+
+    store = Watched(word)
+    holder = held_elsewhere(store)
+    assert wait_for(store) == (False, "done")
+    assert store.calls.count("watch") == 3
+
+
+@pytest.mark.parametrize("busy", ["wait", "join"])
+def test_a_handler_does_not_wait_for_itself(busy: Any) -> None:
+    """Asking for one's own key is a mistake, and told at once."""
+    receiver = Receiver("memory://", policy=Policy(busy=busy))
+    inner = Counted()
+
+    def handler(_: Message) -> Any:
+        return receiver.process(EVENT, inner)
+
+    with pytest.raises(UsageError, match="wait for itself"):
+        receiver.process(EVENT, handler)
+    assert inner.runs == 0
