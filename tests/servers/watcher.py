@@ -7,6 +7,7 @@ Imported it is the other end: ``watch`` and ``forget``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -69,7 +70,14 @@ def _started() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", __file__]
         _watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         _owner = os.getpid()
+        atexit.register(_end, _watcher)
     return _watcher
+
+
+def _end(watcher: subprocess.Popen[bytes]) -> None:
+    """Let it clean up before this process ends; a process forked from this one has nothing to say in that."""
+    if _owner == os.getpid():
+        watcher.communicate()
 
 
 def main() -> None:

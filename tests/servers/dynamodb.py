@@ -1,0 +1,125 @@
+"""DynamoDB by two engines: MiniStack, a wheel that is light and quick, and Amazon's own DynamoDB Local, for Java.
+
+The URL names a table that the store makes when it is wanted. MiniStack keeps everything in memory; DynamoDB Local
+comes back with its data. Neither has settings.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from tests.servers import debian, fetching
+from tests.servers.base import HOST
+from tests.servers.process import ASK_SECONDS, ProcessServer
+
+TABLE, REGION = "effectonce", "eu-central-1"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+LOCAL_VERSION = "2.6.1"
+POM = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>effectonce</groupId>
+  <artifactId>dynamodb-local</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>com.amazonaws</groupId>
+      <artifactId>DynamoDBLocal</artifactId>
+      <version>{LOCAL_VERSION}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+class DynamoDB(ProcessServer):
+    """What both engines have in common."""
+
+    client_environment = CREDENTIALS
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def prepare(self) -> None:
+        """Nothing: they make their files themselves."""
+
+    def ask(self) -> None:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=ASK_SECONDS)
+        headers = {
+            "Content-Type": "application/x-amz-json-1.0",
+            "X-Amz-Target": "DynamoDB_20120810.ListTables",
+            "Authorization": f"AWS4-HMAC-SHA256 Credential=test/20200101/{REGION}/dynamodb/aws4_request, "
+            "SignedHeaders=host, Signature=0",
+        }
+        try:
+            connection.request("POST", "/", body=b"{}", headers=headers)
+            answer = connection.getresponse().read()
+        finally:
+            connection.close()
+        json.loads(answer)["TableNames"]
+
+    @property
+    def url(self) -> str:
+        return f"dynamodb://{TABLE}?region={REGION}&endpoint=http://{HOST}:{self.port}"
+
+
+class MiniStack(DynamoDB):
+    """DynamoDB by MiniStack, from the wheel ministack."""
+
+    name = "dynamodb"
+
+    @classmethod
+    def get(cls) -> None:
+        fetching.wheel("ministack")
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "ministack"]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "GATEWAY_PORT": str(self.port),
+            "BIND_HOST": HOST,
+            "TMPDIR": str(self.folder),
+            "SERVICES": "dynamodb",
+        }
+
+
+class DynamoDBLocal(DynamoDB):
+    """DynamoDB Local, from Maven Central; needs Java 17."""
+
+    name = "dynamodb-local"
+
+    @classmethod
+    def get(cls) -> None:
+        java()
+        libraries()
+
+    def command(self) -> list[str]:
+        machine = [str(java()), "-XX:TieredStopAtLevel=1", f"-Djava.library.path={libraries()}"]
+        main = ["-cp", f"{libraries()}/*", "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"]
+        options = ["-port", str(self.port), "-dbPath", str(self.folder), "-sharedDb", "-disableTelemetry"]
+        return [*machine, *main, *options]
+
+
+def java() -> Path:
+    """What runs DynamoDB Local."""
+    return debian.installed("java", package="openjdk-17-jre-headless")
+
+
+def libraries() -> Path:
+    """The folder with DynamoDB Local and what it needs."""
+    return fetching.cached(f"dynamodb-local-{LOCAL_VERSION}", _get_libraries) / "lib"
+
+
+def _get_libraries(folder: Path) -> None:
+    project = folder / "pom.xml"
+    project.write_text(POM)
+    if not shutil.which("mvn"):
+        debian.install("mvn", package="maven")
+    goal = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
+    fetching.run("getting DynamoDB Local", "mvn", "--batch-mode", "--file", str(project), *goal)
