@@ -33,7 +33,7 @@ from tests.servers.base import HOST
 from tests.servers.cluster import ValkeyCluster
 from tests.servers.dynamodb import DynamoDB
 from tests.servers.mariadb import MariaDB
-from tests.servers.postgres import Postgres
+from tests.servers.postgres import DROP_ROOT, Postgres
 from tests.servers.redis import RedisLike
 
 from effectonce.testing.clocks import wait_until
@@ -288,6 +288,19 @@ def test_durability_is_on_by_default(start_server: StartServer) -> None:
     with sql(start_server("mariadb")) as cursor:
         cursor.execute("SELECT @@innodb_flush_log_at_trx_commit")
         assert cursor.fetchone() == (1,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="PostgreSQL runs as who we are unless that is root")
+def test_postgres_runs_from_a_closed_folder(tmp_path: Path) -> None:
+    """As root in a checkout that nobody else may enter, though it is nobody who runs it."""
+    program = tmp_path / "closed" / "program"
+    program.parent.mkdir(mode=0o700)
+    program.write_text("#!/bin/sh\nid -un\n")
+    program.chmod(0o700)
+    run = subprocess.run(
+        [*DROP_ROOT, "sh", "-c", f"test -x {program} && {program}"], capture_output=True, text=True
+    )
+    assert (run.stdout, run.stderr) == ("nobody\n", "")
 
 
 # What happens when the process that started servers can't end them.

@@ -13,10 +13,10 @@ from tests.servers.base import HOST, StartError
 from tests.servers.process import ASK_SECONDS, ProcessServer
 
 USER, PASSWORD, DATABASE = "effectonce", "secret", "postgres"
-# As root, PostgreSQL refuses to run, and nobody may not be allowed to reach a checkout below root's home: nobody it
-# is then, but with the right to read and walk everywhere.
+# PostgreSQL refuses to run as root. Nobody runs it then, but one who may go everywhere: the checkout may be in a folder
+# that is closed to others. The secure bit makes access(2) agree, with which initdb looks for its programs.
 DROP_ROOT = [
-    *("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"),
+    *("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--securebits=+no_setuid_fixup"),
     *("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override"),
 ]
 
