@@ -30,9 +30,10 @@ Where to look::
 from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
 from ._errors import decode_error, encode_error
-from ._values import decode, encode
+from ._values import Form, decode, encode
 
 __all__ = [
+    "Form",
     "Unencodable",
     "canonical",
     "canonical_json",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ResultUnavailable, Unencodable
 from ._hints import ITEM, KEY, VALUE, Candidate, Plan, plan_of
@@ -22,11 +22,20 @@ _COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozen
 _READERS = {leaf.tag: leaf.read for leaf in LEAVES.values()}
 
 
+class Form(NamedTuple):
+    """A hint for values that have bytes of their own: how they are written and read."""
+
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
 def encode(value: Any, hint: Any = Any) -> bytes:
     """The bytes from which ``decode`` with the same hint gives back the same value and type.
 
     Raises ``Unencodable`` and nothing else.
     """
+    if type(hint) is Form:
+        return hint.write(value)
     if type(value) is str:
         return quoted(value).encode("utf-8", "surrogatepass")
     if value is None:
@@ -37,6 +46,8 @@ def encode(value: Any, hint: Any = Any) -> bytes:
 def decode(data: bytes, hint: Any = Any) -> Any:
     """The value that ``encode`` was given. Raises ``ResultUnavailable`` if the hint doesn't fit the data."""
     try:
+        if type(hint) is Form:
+            return hint.read(data)
         tree = parse(data)
         return _unpack(tree, plan_of(hint)) if b'"$"' in data else tree
     except Exception as error:

@@ -1,0 +1,6 @@
+"""HTTP: the Idempotency-Key boundary. ``asgi``, ``wsgi``, ``fastapi``, ``django``, ``flask``, ``client``, ``webhooks``."""
+
+from ._boundary import Request, Route, nothing_happened, remember
+from ._exchange import PUBLIC
+
+__all__ = ["PUBLIC", "Request", "Route", "nothing_happened", "remember"]

@@ -1,0 +1,329 @@
+"""What every adapter shares: which requests are covered, by which rules, and the way of one of them through the flow.
+
+The methods of ``Exchange`` are coroutines in the adapter's own colour, so that ASGI and WSGI share every line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
+
+from .._answers import call_of
+from .._attempt import Attempt
+from .._durations import Duration, seconds
+from .._flow import Colour
+from .._messages import Outcome
+from .._receiver import Receiver
+from ..errors import NotApplied, UsageError
+from ..keys import Key
+from ..policy import Policy
+from ._exchange import (
+    ANSWER,
+    NOT_REPLAYABLE,
+    PUBLIC,
+    SPECIFICATION,
+    Answer,
+    Fingerprint,
+    Header,
+    OnServerError,
+    Problem,
+    ServerFault,
+    Word,
+    key_of,
+    problem_of,
+    quoted,
+    remembered,
+    word_on,
+)
+
+OPERATION = "http"
+COVERED = frozenset({"POST", "PATCH"})
+Busy = Literal["wait", 409, 425, 202]
+
+
+class Request(NamedTuple):
+    """A request as scope and key functions see it."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    """By lower-case name; of several lines the last."""
+    raw: Any
+    """What the framework has: an ASGI scope, a WSGI environ, a Django request."""
+
+
+Scope = Callable[[Request], Any] | str
+"""Whose keys these are: a function of the request, or ``PUBLIC``."""
+NaturalKey = Callable[[Request, bytes], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How requests are treated. Every word can be said for the whole boundary, and for a route again.
+
+    methods          which methods are covered
+    required         whether a covered request without a key is refused (else it passes through)
+    strict           accept a key only as a string in double quotes
+    busy             a repeat of a running request: 409, 425 or 202 at once, or "wait" for its answer
+    on_server_error  after a 5xx: "release" (a retry may run), "remember" (it is the answer) or "in_doubt"
+    keep             how long an answer is remembered; by default as the receiver's policy says
+    policy           everything else about it; by default the receiver's
+    fingerprint      what of the body counts: "body", its bytes; "json", what it says
+    key              makes a key of a request that has none: ``key(request, body)``
+    max_request      a larger body is refused (413)
+    max_response     a larger response is sent, but not remembered
+    body_timeout     how long a request's body may take to arrive
+    header, replayed_header, documentation
+                     names of the headers, and where clients can read about them
+    """
+
+    methods: frozenset[str] = COVERED
+    required: bool = True
+    strict: bool = False
+    busy: Busy = 409
+    on_server_error: OnServerError = "release"
+    keep: Duration | None = None
+    policy: Policy | None = None
+    fingerprint: Fingerprint = "body"
+    key: NaturalKey | None = None
+    max_request: int = 16 << 20
+    max_response: int = 1 << 20
+    body_timeout: Duration = "60s"
+    header: str = "Idempotency-Key"
+    replayed_header: str = "X-Idempotency-Replayed"
+    documentation: str = SPECIFICATION
+    terms: Policy = field(init=False, repr=False, compare=False)
+    header_name: bytes = field(init=False, repr=False, compare=False)
+    patience: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        words = {"busy": ("wait", 409, 425, 202), "on_server_error": ("release", "remember", "in_doubt"),
+                 "fingerprint": ("body", "json")}  # fmt: skip
+        for name, allowed in words.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r}: choose one of {', '.join(map(repr, allowed))}."
+                )
+        for name in ("header", "replayed_header"):
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", getattr(self, name)):
+                raise UsageError(f"{name}={getattr(self, name)!r} can't be the name of a header.")
+        object.__setattr__(self, "methods", frozenset(method.upper() for method in self.methods))
+        object.__setattr__(self, "header_name", self.header.lower().encode())
+        object.__setattr__(self, "patience", seconds(self.body_timeout, "body_timeout"))
+
+    @property
+    def busy_status(self) -> int:
+        """What a repeat of a running request gets."""
+        return 409 if self.busy == "wait" else self.busy
+
+    def with_terms(self, receiver: Receiver) -> Rules:
+        """These rules, and the policy that they mean."""
+        policy = receiver.policy if self.policy is None else self.policy
+        changes: dict[str, Any] = {
+            "busy": "wait" if self.busy == "wait" else "reject",
+            "max_result": self.max_response + (64 << 10),
+            "remember": (),
+        }
+        if self.on_server_error == "in_doubt":
+            changes["in_doubt"] = (*policy.in_doubt, ServerFault, Exception)
+        if self.keep is not None:
+            changes["keep"] = self.keep
+        complete = replace(self)
+        object.__setattr__(complete, "terms", policy.but(**changes))
+        return complete
+
+
+class Route:
+    """Rules of some paths: ``Route("/payments/*", keep="7d")``, ``Route("/health", covered=False)``.
+
+    ``*`` stands for a part of a path between slashes, ``**`` for any number of parts.
+    """
+
+    def __init__(self, path: str, *, covered: bool = True, **rules: Any) -> None:
+        self._pattern = re.compile(
+            "".join(
+                {"**": ".*", "*": "[^/]*"}.get(part) or re.escape(part) for part in re.split(r"(\*\*?)", path)
+            )
+        )
+        self.covered, self.words = covered, rules
+
+    def matches(self, path: str) -> bool:
+        """Whether a path is meant."""
+        return self._pattern.fullmatch(path) is not None
+
+
+class Boundary:
+    """The rules of all routes, and the receiver behind them."""
+
+    def __init__(self, receiver: Receiver, scope: Scope, routes: Iterable[Route] = (), **words: Any) -> None:
+        if not callable(scope) and scope != PUBLIC:
+            raise UsageError(
+                f"scope={scope!r}: say whose keys these are, by a function of the request that gives the caller's name, "
+                "or say scope=PUBLIC if all callers may see each other's answers."
+            )
+        self.receiver, self.scope = receiver, scope
+        self.rules = _rules(words).with_terms(receiver)
+        self.routes = [
+            (route, _rules(words | route.words).with_terms(receiver) if route.covered else None)
+            for route in routes
+        ]
+        self.methods = self.rules.methods.union(*(rules.methods for _, rules in self.routes if rules))
+
+    def rules_for(self, method: str, path: str) -> Rules | None:
+        """The rules for a request; None if it is not covered."""
+        if method not in self.methods:
+            return None
+        for route, rules in self.routes:
+            if route.matches(path):
+                return rules if rules is not None and method in rules.methods else None
+        return self.rules if method in self.rules.methods else None
+
+    def scope_of(self, request: Request) -> Any:
+        """What the scope function gives: a name, nothing, or something to await."""
+        return self.scope(request) if callable(self.scope) else PUBLIC
+
+
+def _rules(words: dict[str, Any]) -> Rules:
+    known = {each.name for each in fields(Rules) if each.init}
+    if unknown := sorted(words.keys() - known):
+        raise UsageError(f"{', '.join(unknown)}: no such rule. Known are {', '.join(sorted(known))}.")
+    return Rules(**words)
+
+
+def checked_scope(scope: Any) -> str:
+    """The name that a scope function gave. One that gives nothing refuses the request."""
+    if not scope:
+        raise Problem("scope-missing", "Send the credentials that this API asks for.")
+    return str(scope)
+
+
+# -- The handler's word --------------------------------------------------------------------------------------------
+
+
+class Wish:
+    """What a handler has said about its own answer."""
+
+    __slots__ = ("keep", "nothing_happened", "store")
+
+    def __init__(self) -> None:
+        self.store, self.nothing_happened = True, False
+        self.keep: float | None = None
+
+
+WISH: ContextVar[Wish] = ContextVar("effectonce_wish")
+
+
+def remember(*, store: bool = True, keep: Duration | None = None) -> None:
+    """Say inside a handler how its answer is remembered: not what it says (``store=False``), or for how long."""
+    wish = _wish()
+    wish.store = store
+    wish.keep = None if keep is None else seconds(keep, "keep")
+
+
+def nothing_happened() -> None:
+    """Say inside a handler that it had no effect, whatever it answers: a retry may run."""
+    _wish().nothing_happened = True
+
+
+def _wish() -> Wish:
+    try:
+        return WISH.get()
+    except LookupError:
+        raise UsageError("This works only inside a handler behind effectonce's HTTP boundary.") from None
+
+
+# -- One request ---------------------------------------------------------------------------------------------------
+
+
+class Exchange:
+    """One request with a key, on its way through the flow."""
+
+    attempt: Attempt
+
+    def __init__(self, boundary: Boundary, rules: Rules, colour: Colour, key: str, scope: str) -> None:
+        self.flow, self.rules, self.colour = boundary.receiver.flow, rules, colour
+        self.key, self.scope = key, scope
+        self.wish = Wish()
+
+    async def open(self, fingerprint: bytes) -> Answer | None:
+        """Claim the key: the answer to give at once, or None if the handler has to run."""
+        name = Key.of(self.key, OPERATION, self.scope).text
+        self.call = call_of(name, fingerprint, self.rules.terms, ANSWER)
+        opened = await self.flow.open(self.colour, self.call)
+        if isinstance(opened, Attempt):
+            self.attempt = opened
+            return None
+        return self.given(opened)
+
+    async def end(self, answer: Answer) -> Answer:
+        """Record what the handler answered; then it may be sent. Another attempt's answer counts if it was first."""
+        word = self._word_on(answer.status)
+        if word != "remember":
+            error = NotApplied() if word == "release" else ServerFault(f"status {answer.status}")
+            await self.flow.fail(self.colour, self.call, self.attempt, error)
+            return self.first(answer)
+        if self.wish.keep is not None:
+            self.attempt.claim = self.attempt.claim._replace(keep=self.wish.keep)
+        kept = remembered(answer if self.wish.store else answer._replace(body=None))
+        outcome = await self.flow.finish(self.colour, self.call, self.attempt, kept)
+        return self.given(outcome) if outcome.error is not None or outcome.replayed else self.first(answer)
+
+    async def fail(self, error: BaseException) -> Answer | None:
+        """Record that the handler raised. Gives an answer if there is one that counts more than the error."""
+        if self.rules.on_server_error == "remember" and isinstance(error, Exception):
+            fault = Answer(500, ((b"content-type", b"text/plain; charset=utf-8"),), b"Internal Server Error")
+            return await self.end(fault)
+        outcome = await self.flow.fail(self.colour, self.call, self.attempt, error)
+        return None if outcome.error is error else self.given(outcome)
+
+    def given(self, outcome: Outcome[Answer]) -> Answer:
+        """The answer that an outcome of the flow stands for."""
+        answer, error = outcome.value, outcome.error
+        if answer is not None and error is None:
+            if answer.body is not None:
+                return self._marked(answer, ((self.rules.replayed_header.lower().encode(), b"true"),))
+            error = NOT_REPLAYABLE
+        assert error is not None
+        problem = problem_of(error, self.rules.busy_status)
+        if problem is None:
+            raise error
+        return self.first(problem.answer(self.rules.documentation))
+
+    def first(self, answer: Answer) -> Answer:
+        """An answer with the key it belongs to."""
+        return self._marked(answer, ())
+
+    def _marked(self, answer: Answer, marks: tuple[Header, ...]) -> Answer:
+        rules = self.rules
+        exposed = f"{rules.header}, {rules.replayed_header}".encode()
+        key = (rules.header_name, quoted(self.key))
+        return answer._replace(
+            headers=(*answer.headers, *marks, key, (b"access-control-expose-headers", exposed))
+        )
+
+    def _word_on(self, status: int) -> Word:
+        return "release" if self.wish.nothing_happened else word_on(status, self.rules.on_server_error)
+
+
+def key_in(rules: Rules, lines: list[bytes]) -> str | None:
+    """The key of a request; None if it has none and need not have one, or gets a natural one."""
+    key = key_of(lines, strict=rules.strict)
+    if key is None and rules.required and rules.key is None:
+        raise Problem(
+            "key-missing",
+            f"Send this request with the header {rules.header}, and repeats of it with the same.",
+        )
+    return key
+
+
+def natural_key(rules: Rules, request: Request, body: bytes) -> str:
+    """The key that the natural-key function makes."""
+    assert rules.key is not None
+    key = rules.key(request, body)
+    if not key:
+        raise Problem("key-missing", f"Send this request with the header {rules.header}.")
+    return key_of([quoted(key)]) or key

@@ -1,0 +1,309 @@
+"""The rules of the HTTP boundary, pure: what names a request, what is remembered of its answer, what a repeat gets.
+
+An *exchange* is one request with an Idempotency-Key and its answer. Adapters read requests and write answers as
+their framework wants it; everything else is decided here:
+
+    key_of            the key in the header lines, or why there is none
+    Hasher            what was asked: method, path, query and body, never headers
+    word_on           whether an answer is remembered, given back, or leaves a doubt
+    remembered        an answer as it is stored; ``replay`` and ``first`` as they are sent
+    problem_of        the problem document (RFC 9457) that stands for an error of the tree
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from math import ceil
+from struct import Struct
+from typing import Any, Literal, NamedTuple
+
+from ..codec import Form, canonical_json
+from ..errors import (
+    AttemptsExhausted,
+    EffectOnceError,
+    InDoubt,
+    InProgress,
+    InvalidKey,
+    KeyReused,
+    LeaseLost,
+    ResultUnavailable,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+
+Header = tuple[bytes, bytes]
+
+LONGEST_KEY = 255
+SPECIFICATION = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
+PUBLIC = "public"
+"""The scope of an API whose callers share their keys: said out loud, never assumed."""
+
+
+# -- The key -------------------------------------------------------------------------------------------------------
+
+_STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_TOKEN = re.compile(
+    rb"[!#-+\--:<-\[\]-~]+"
+)  # visible, and nothing that lists, parameters or quotes are made of
+_ESCAPED = re.compile(rb'\\(["\\])')
+
+
+def key_of(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
+    """The key that the header's lines give; None if there are none. Raises ``Problem`` for what is no key.
+
+    An RFC 8941 string, ``"8e03978e"``; unless ``strict``, also the bare token that many clients send for it.
+    """
+    if not lines:
+        return None
+    if len(lines) > 1:
+        raise Problem("key-invalid", "The request has more than one key. Send one.")
+    text = lines[0].strip(b" \t")
+    if (quoted := _STRING.fullmatch(text)) is not None:
+        key = _ESCAPED.sub(rb"\1", quoted[1]).decode("ascii")
+    elif not strict and _TOKEN.fullmatch(text) is not None:
+        key = text.decode("ascii")
+    else:
+        form = 'a string in double quotes, such as "8e03978e-40d5-43dd-bc93-6894a57f9324"'
+        raise Problem("key-invalid", f"The key must be {form}.")
+    if not key.strip() or len(key) > LONGEST_KEY:
+        raise Problem(
+            "key-invalid", f"The key must have between 1 and {LONGEST_KEY} characters, not all of them blank."
+        )
+    return key
+
+
+def quoted(key: str) -> bytes:
+    """A key as an RFC 8941 string."""
+    return b'"' + re.sub(r'(["\\])', r"\\\1", key).encode("ascii", "replace") + b'"'
+
+
+# -- What was asked ------------------------------------------------------------------------------------------------
+
+Fingerprint = Literal["body", "json"]
+
+
+class Hasher:
+    """What was asked under a key, taken in piece by piece."""
+
+    def __init__(self, method: str, path: bytes, query: bytes, form: Fingerprint = "body") -> None:
+        # With their lengths in front, no move of the borders between the parts gives the same bytes.
+        self._hash = sha256(
+            b"%b %d %d\n%b%b" % (method.encode("latin-1"), len(path), len(query), path, query)
+        )
+        self._document: list[bytes] | None = [] if form == "json" else None
+
+    def update(self, piece: bytes) -> None:
+        """Take in a piece of the body."""
+        if self._document is None:
+            self._hash.update(piece)
+        else:
+            self._document.append(piece)
+
+    def digest(self) -> bytes:
+        """16 bytes that tell one request from another."""
+        if self._document is not None:
+            body = b"".join(self._document)
+            try:
+                self._hash.update(b"json" + canonical_json(body))
+            except UsageError:  # not a document after all: then its bytes are what it says
+                self._hash.update(body)
+        return self._hash.digest()[:16]
+
+
+# -- Answers -------------------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """A response. ``body`` is None for one that was sent but could not be held: too large, or without an end."""
+
+    status: int
+    headers: tuple[Header, ...]
+    body: bytes | None
+
+
+HELD_BACK: frozenset[bytes] = frozenset(
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade date set-cookie set-cookie2 "
+    b"www-authenticate proxy-authenticate authorization proxy-authorization authentication-info "
+    b"proxy-authentication-info".split()
+)
+"""Headers of one connection, one moment or one login: no part of the answer to a repeat."""
+
+
+def remembered(answer: Answer) -> Answer:
+    """What is stored of an answer. Headers keep their order and their repetitions."""
+    named = {
+        name.strip().lower()
+        for header, value in answer.headers
+        if header.lower() == b"connection"
+        for name in value.split(b",")
+    }
+    kept = tuple(pair for pair in answer.headers if pair[0].lower() not in HELD_BACK | named)
+    return answer._replace(headers=kept)
+
+
+_HEAD, _PAIR = Struct(">BHH?"), Struct(">HI")
+_VERSION = 1
+
+
+def _write(answer: Answer) -> bytes:
+    status, headers, body = answer
+    pieces = [_HEAD.pack(_VERSION, status, len(headers), body is not None)]
+    for name, value in headers:
+        pieces += (_PAIR.pack(len(name), len(value)), name, value)
+    return b"".join((*pieces, body or b""))
+
+
+def _read(data: bytes) -> Answer:
+    version, status, count, has_body = _HEAD.unpack_from(data)
+    if version != _VERSION:
+        raise ValueError(f"version {version} of a stored response is not known here")
+    at, headers = _HEAD.size, []
+    for _ in range(count):
+        name_length, value_length = _PAIR.unpack_from(data, at)
+        at += _PAIR.size
+        middle, end = at + name_length, at + name_length + value_length
+        headers.append((data[at:middle], data[middle:end]))
+        at = end
+    return Answer(status, tuple(headers), data[at:] if has_body else None)
+
+
+ANSWER = Form(_write, _read)
+"""How answers are stored."""
+
+
+# -- What is remembered --------------------------------------------------------------------------------------------
+
+OnServerError = Literal["release", "remember", "in_doubt"]
+Word = Literal["remember", "release", "in_doubt"]
+
+NOT_YET: frozenset[int] = frozenset({408, 425, 429})
+"""Refusals of the moment: a retry is what they ask for."""
+
+
+def word_on(status: int, on_server_error: OnServerError) -> Word:
+    """What an answer's status says about the effect."""
+    if status >= 500:
+        return on_server_error
+    return "release" if status in NOT_YET else "remember"
+
+
+class ServerFault(Exception):
+    """Stands for an answer that is not remembered, where the flow wants a handler's exception."""
+
+
+# -- Problems ------------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A kind of problem: its status, its title, and whether sending the same request again may help."""
+
+    status: int
+    title: str
+    retryable: bool
+
+
+PROBLEMS: dict[str, Kind] = {
+    "key-missing": Kind(400, "Idempotency-Key is missing", False),
+    "key-invalid": Kind(400, "Idempotency-Key is not valid", False),
+    "scope-missing": Kind(403, "The caller could not be told from others", False),
+    "request-timeout": Kind(408, "The request body came too slowly", True),
+    "request-too-large": Kind(413, "The request body is too large", False),
+    "key-reused": Kind(422, "Idempotency-Key was used for another request", False),
+    "in-progress": Kind(409, "The first request with this key is still running", True),
+    "response-not-replayable": Kind(409, "The request was done, but its response can't be repeated", False),
+    "outcome-unknown": Kind(409, "It is not known whether the first request was done", False),
+    "attempts-exhausted": Kind(409, "The request was tried too often", False),
+    "session-expired": Kind(410, "The client's session has expired", False),
+    "store-unavailable": Kind(503, "The request can't be handled safely now", True),
+}
+"""Every kind of problem by its code."""
+
+
+class Problem(Exception):
+    """A request that is answered with a problem document instead of being handled."""
+
+    def __init__(self, code: str, detail: str, *, retry_after: float | None = None, status: int = 0) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.retry_after = code, detail, retry_after
+        self.status = status or PROBLEMS[code].status
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The members of the document."""
+        _, title, retryable = PROBLEMS[self.code]
+        return {
+            "type": f"urn:effectonce:problem:{self.code}",
+            "title": title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            "retryable": retryable,
+        }
+
+    def answer(self, documentation: str = SPECIFICATION) -> Answer:
+        """The response that tells of it."""
+        body = json.dumps(self.document, ensure_ascii=False).encode()
+        headers: list[Header] = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", b"no-store"),
+        ]
+        if self.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % max(1, ceil(self.retry_after))))
+        if self.code.startswith("key-"):
+            headers.append((b"link", b'<%b>; rel="describedby"' % documentation.encode("ascii")))
+        return Answer(self.status, tuple(headers), body)
+
+
+def _in_progress(error: EffectOnceError, busy_status: int) -> Problem:
+    after = getattr(error, "retry_after", 1.0)
+    return Problem(
+        "in-progress", "Wait, then send the same request again.", retry_after=after, status=busy_status
+    )
+
+
+_PROBLEM_OF: tuple[tuple[type[EffectOnceError], Callable[[EffectOnceError, int], Problem]], ...] = (
+    (InProgress, _in_progress),
+    (LeaseLost, _in_progress),
+    (KeyReused, lambda *_: Problem("key-reused", "Send a new request with a new key.")),
+    (InDoubt, lambda *_: Problem("outcome-unknown", "It has to be looked into before it can be answered.")),
+    (ResultUnavailable, lambda *_: Problem("response-not-replayable", "Ask for its result by other means.")),
+    (
+        AttemptsExhausted,
+        lambda *_: Problem("attempts-exhausted", "It has to be looked into; don't send it again."),
+    ),
+    (InvalidKey, lambda *_: Problem("key-invalid", "The key has characters that a key can't have.")),
+    (
+        StoreUnavailable,
+        lambda error, _: Problem(
+            "store-unavailable",
+            "Send the same request with the same key again.",
+            retry_after=getattr(error, "retry_after", 1.0),
+        ),
+    ),
+    (
+        StoreError,
+        lambda *_: Problem(
+            "store-unavailable", "Send the same request with the same key again.", retry_after=5.0
+        ),
+    ),
+)
+
+
+def problem_of(error: BaseException, busy_status: int = 409) -> Problem | None:
+    """The problem that stands for an error of the tree, without its internals; None for any other error."""
+    if isinstance(error, Problem):
+        return error
+    for kind, make in _PROBLEM_OF:
+        if isinstance(error, kind):
+            return make(error, busy_status)
+    return None
+
+
+NOT_REPLAYABLE = ResultUnavailable(
+    "The response was sent once, but it was too large to be remembered, or had no end."
+)
