@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.servers.base import HOST
+from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce.testing.clocks import wait_until
@@ -66,6 +67,9 @@ class Client:
         self.socket.close()
 
 
+Connect = Callable[[], Client]
+
+
 @pytest.fixture
 def echo() -> Iterator[Echo]:
     with Echo() as server:
@@ -83,7 +87,7 @@ def proxy(echo: Echo) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def connect(proxy: FaultProxy) -> Iterator[type[Client]]:
+def connect(proxy: FaultProxy) -> Iterator[Connect]:
     """Connections to the proxy, closed after the test."""
     clients: list[Client] = []
 
@@ -120,7 +124,7 @@ def test_url_without_a_port_is_an_error() -> None:
         FaultProxy("memory://")
 
 
-def test_passes_on_what_both_sides_say(proxy: FaultProxy, connect) -> None:
+def test_passes_on_what_both_sides_say(proxy: FaultProxy, connect: Connect) -> None:
     """Without a fault nobody sees that it is there, however much is said."""
     client = connect()
     line = b"x" * 1_000_000 + b"\n"
@@ -129,7 +133,7 @@ def test_passes_on_what_both_sides_say(proxy: FaultProxy, connect) -> None:
     assert proxy.connections == 1
 
 
-def test_counts_round_trips(proxy: FaultProxy, connect) -> None:
+def test_counts_round_trips(proxy: FaultProxy, connect: Connect) -> None:
     """A burst is one round trip, however many requests are in it; each connection has its own."""
     first, second = connect(), connect()
     first.ask(b"a\n")
@@ -143,7 +147,7 @@ def test_counts_round_trips(proxy: FaultProxy, connect) -> None:
     assert proxy.connections == 2
 
 
-def test_lost_request_never_reaches_the_server(proxy: FaultProxy, echo: Echo, connect) -> None:
+def test_lost_request_never_reaches_the_server(proxy: FaultProxy, echo: Echo, connect: Connect) -> None:
     """The connection is cut, and the next one works: the fault happens once."""
     client = connect()
     proxy.lose_request()
@@ -153,7 +157,9 @@ def test_lost_request_never_reaches_the_server(proxy: FaultProxy, echo: Echo, co
     assert proxy.fired == 1
 
 
-def test_lost_reply_is_to_a_request_that_was_carried_out(proxy: FaultProxy, echo: Echo, connect) -> None:
+def test_lost_reply_is_to_a_request_that_was_carried_out(
+    proxy: FaultProxy, echo: Echo, connect: Connect
+) -> None:
     """The server has seen it; the client can't tell it from a lost request."""
     client = connect()
     proxy.lose_reply()
@@ -164,7 +170,7 @@ def test_lost_reply_is_to_a_request_that_was_carried_out(proxy: FaultProxy, echo
 
 
 @pytest.mark.parametrize("lose", ["lose_request", "lose_reply"])
-def test_fault_waits_for_its_burst(proxy: FaultProxy, connect, lose: str) -> None:
+def test_fault_waits_for_its_burst(proxy: FaultProxy, connect: Connect, lose: str) -> None:
     """The nth burst from now, over all connections; until then ``fired`` says that it has not happened."""
     first, second = connect(), connect()
     first.ask(b"before\n")
@@ -176,7 +182,7 @@ def test_fault_waits_for_its_burst(proxy: FaultProxy, connect, lose: str) -> Non
     assert second.ask(b"4\n") == b"4\n"
 
 
-def test_other_connections_outlive_a_loss(proxy: FaultProxy, connect) -> None:
+def test_other_connections_outlive_a_loss(proxy: FaultProxy, connect: Connect) -> None:
     """Only the connection of the lost burst is cut."""
     first, second = connect(), connect()
     second.ask(b"a\n")
@@ -185,7 +191,7 @@ def test_other_connections_outlive_a_loss(proxy: FaultProxy, connect) -> None:
     assert second.ask(b"b\n") == b"b\n"
 
 
-def test_cut_ends_every_connection(proxy: FaultProxy, connect) -> None:
+def test_cut_ends_every_connection(proxy: FaultProxy, connect: Connect) -> None:
     """Those that are there are gone; new ones are welcome."""
     clients = [connect(), connect()]
     for client in clients:
@@ -195,7 +201,7 @@ def test_cut_ends_every_connection(proxy: FaultProxy, connect) -> None:
     assert connect().ask(b"c\n") == b"c\n"
 
 
-def test_stall_holds_everything_back_until_healed(proxy: FaultProxy, echo: Echo, connect) -> None:
+def test_stall_holds_everything_back_until_healed(proxy: FaultProxy, echo: Echo, connect: Connect) -> None:
     """Old and new connections are silent alike; healed, they deliver what was held back."""
     old = connect()
     old.ask(b"before\n")
@@ -212,7 +218,7 @@ def test_stall_holds_everything_back_until_healed(proxy: FaultProxy, echo: Echo,
     assert [client.socket.recv(100) for client in (old, new)] == [b"late\n", b"late\n"]
 
 
-def test_cut_drops_what_was_held_back(proxy: FaultProxy, echo: Echo, connect) -> None:
+def test_cut_drops_what_was_held_back(proxy: FaultProxy, echo: Echo, connect: Connect) -> None:
     """A stall that ends in a cut is a request that never arrived."""
     client = connect()
     client.ask(b"before\n")
@@ -225,7 +231,7 @@ def test_cut_drops_what_was_held_back(proxy: FaultProxy, echo: Echo, connect) ->
     assert echo.seen == [b"before\n", b"after\n"]
 
 
-def test_refuses_new_connections_until_healed(proxy: FaultProxy, connect) -> None:
+def test_refuses_new_connections_until_healed(proxy: FaultProxy, connect: Connect) -> None:
     """As if nobody listened; who is connected already goes on."""
     old = connect()
     old.ask(b"a\n")
@@ -237,7 +243,7 @@ def test_refuses_new_connections_until_healed(proxy: FaultProxy, connect) -> Non
     assert connect().ask(b"c\n") == b"c\n"
 
 
-def test_heal_calls_off_a_planned_fault(proxy: FaultProxy, connect) -> None:
+def test_heal_calls_off_a_planned_fault(proxy: FaultProxy, connect: Connect) -> None:
     """What has not happened doesn't happen."""
     client = connect()
     proxy.lose_request()
@@ -246,15 +252,69 @@ def test_heal_calls_off_a_planned_fault(proxy: FaultProxy, connect) -> None:
     assert proxy.fired == 0
 
 
-def test_server_that_is_gone_is_a_cut_connection(proxy: FaultProxy, echo: Echo, connect) -> None:
+def test_server_that_is_gone_is_a_cut_connection(proxy: FaultProxy, echo: Echo, connect: Connect) -> None:
     """The proxy can't answer for it."""
     echo.socket.close()
     assert connect().is_cut_by(b"a\n")
 
 
-def test_end_of_one_side_reaches_the_other(proxy: FaultProxy, connect) -> None:
+def test_end_of_one_side_reaches_the_other(proxy: FaultProxy, connect: Connect) -> None:
     """A client that leaves leaves no connection behind at the server."""
     client = connect()
     client.ask(b"a\n")
     client.close()
     wait_until(lambda: not proxy._links)
+
+
+# With real servers and their drivers.
+
+
+def test_lost_requests_and_replies_of_valkey(valkey: HasURL) -> None:
+    """The counter tells what the server did; the client only knows that the connection broke."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    once = Retry(NoBackoff(), retries=0)
+    with FaultProxy(valkey.url) as proxy:
+        client = redis.Redis.from_url(
+            proxy.url.replace("valkey://", "redis://"), retry=once, socket_timeout=10
+        )
+        with client:
+            assert client.incr("proxied") == 1
+            bursts = proxy.bursts
+            assert client.incr("proxied") == 2
+            assert proxy.bursts == bursts + 1
+            proxy.lose_request()
+            with pytest.raises(redis.ConnectionError):
+                client.incr("proxied")
+            assert client.get("proxied") == b"2"
+            proxy.lose_reply()
+            with pytest.raises(redis.ConnectionError):
+                client.incr("proxied")
+            assert client.get("proxied") == b"3"
+            client.delete("proxied")
+
+
+def test_lost_commit_of_postgres(postgres: HasURL) -> None:
+    """A lost COMMIT is rolled back; a COMMIT whose answer is lost is not. Both look alike."""
+    import psycopg
+
+    def rows() -> int:
+        with psycopg.connect(postgres.url) as connection:
+            return connection.execute("SELECT count(*) FROM proxied").fetchone()[0]
+
+    def commit_with(fault: Callable[[], None]) -> None:
+        with psycopg.connect(proxy.url) as connection:
+            connection.execute("INSERT INTO proxied DEFAULT VALUES")
+            fault()
+            with pytest.raises(psycopg.OperationalError):
+                connection.commit()
+
+    with psycopg.connect(postgres.url, autocommit=True) as connection, FaultProxy(postgres.url) as proxy:
+        connection.execute("CREATE TABLE proxied (id serial)")
+        commit_with(proxy.lose_request)
+        assert rows() == 0
+        commit_with(proxy.lose_reply)
+        assert rows() == 1
+        connection.execute("DROP TABLE proxied")

@@ -51,12 +51,12 @@ class ValkeyCluster(Server):
         return f"redis+cluster://{HOST}:{self.port}"
 
     @property
-    def port(self) -> int:  # type: ignore[override]
+    def port(self) -> int:
         """The first node's; it tells clients of the others."""
         return self.nodes[0].port
 
     @property
-    def pid(self) -> int:  # type: ignore[override]
+    def pid(self) -> int:
         """The first node's."""
         return self.nodes[0].pid
 

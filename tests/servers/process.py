@@ -97,7 +97,7 @@ class ProcessServer(Server):
         watcher.signal_tree(self.pid, signal.SIGCONT)
 
     @property
-    def pid(self) -> int:  # type: ignore[override]
+    def pid(self) -> int:
         """The id of the process; RuntimeError while there is none."""
         if self._process is None:
             raise RuntimeError(f"{self.name} isn't running")

@@ -41,6 +41,7 @@ from tests.servers.ports import reserve_port
 CHUNK_BYTES = 65_536
 ANSWER_SECONDS = 20.0
 """How long the proxy's own thread may take for what it is told; it never comes close."""
+LOOK_SECONDS = 0.01
 ADDRESS = re.compile(r"([\w.-]+):(\d+)(?![\w@])")
 Result = TypeVar("Result")
 
@@ -66,6 +67,11 @@ class Link:
         self.client.transport.abort()
         self.server.transport.abort()
 
+    def close(self) -> None:
+        """End it in good order: what was forwarded still goes out."""
+        self.client.close()
+        self.server.close()
+
     @property
     def is_cut(self) -> bool:
         return self.client.transport.is_closing() or self.server.transport.is_closing()
@@ -83,7 +89,6 @@ class FaultProxy:
         self.bursts = self.connections = self.fired = 0
         self._plan: Plan | None = None
         self._links: set[Link] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._listener: asyncio.Server | None = None
@@ -151,47 +156,32 @@ class FaultProxy:
             self._listener = None
 
     async def _close(self) -> None:
+        """Cut every connection, and wait until each has noticed: one may be coming up just now."""
         self._stop_listening()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._flowing.set()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for link in self._links:
+                link.cut()
+            await asyncio.wait(others, timeout=LOOK_SECONDS)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Called as a task for each connection; it lasts as long as the connection does."""
+        """Called for each connection; it lasts as long as the connection does."""
         self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
-            await self._serve(reader, writer)
-        except (OSError, asyncio.CancelledError):
+            server_reader, server_writer = await asyncio.open_connection(*self._target)
+        except OSError:
             writer.transport.abort()
-        finally:
-            self._tasks.discard(task)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_connection(*self._target)
+            return
         link = Link(writer, server_writer)
         self._links.add(link)
-        directions = [
-            asyncio.create_task(self._forward(reader, server_writer, link, self._from_client)),
-            asyncio.create_task(self._forward(server_reader, writer, link, self._from_server)),
-        ]
-        try:
-            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for direction in directions:
-                direction.cancel()
-            await asyncio.gather(*directions, return_exceptions=True)
-            self._links.discard(link)
-            for end in (link.client, link.server):
-                await self._close_end(end)
-
-    async def _close_end(self, end: asyncio.StreamWriter) -> None:
-        """Close what is not cut; what was forwarded still goes out."""
-        end.close()
-        with contextlib.suppress(OSError):
-            await end.wait_closed()
+        await asyncio.gather(
+            self._forward(reader, server_writer, link, self._from_client),
+            self._forward(server_reader, writer, link, self._from_server),
+        )
+        for end in (writer, server_writer):
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
+        self._links.discard(link)
 
     async def _forward(
         self,
@@ -200,14 +190,16 @@ class FaultProxy:
         link: Link,
         arrived: Callable[[Link], None],
     ) -> None:
-        """Pass on what one side says until it ends, or the connection is cut."""
-        while chunk := await reader.read(CHUNK_BYTES):
-            arrived(link)
-            await self._flowing.wait()
-            if link.is_cut:
-                return
-            writer.write(chunk)
-            await writer.drain()
+        """Pass on what one side says until it ends, or the connection is cut; that ends the other direction too."""
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(CHUNK_BYTES):
+                arrived(link)
+                await self._flowing.wait()
+                if link.is_cut:
+                    break
+                writer.write(chunk)
+                await writer.drain()
+        link.close()
 
     def _from_client(self, link: Link) -> None:
         if link.in_burst:
