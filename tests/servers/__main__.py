@@ -6,9 +6,11 @@ import argparse
 import signal
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from tests.servers import SERVERS, Server, StartError, Unavailable, kind, start, variable
+
+ENDS = {signal.SIGINT, signal.SIGTERM}
 
 
 def main() -> None:
@@ -46,9 +48,10 @@ def _up(arguments: argparse.Namespace) -> None:
         print("\nTo run the tests on them:")
         for line in _export_lines(servers):
             print(f"  {line}")
+        # Blocked before it is asked for, so that it isn't missed however soon it comes.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         print("\nCtrl-C ends them.", flush=True)
-        with suppress(KeyboardInterrupt):
-            signal.pause()
+        signal.sigwait(ENDS)
 
 
 def _start(name: str) -> Server:
