@@ -56,8 +56,8 @@ class Request(NamedTuple):
     """What the framework has: an ASGI scope, a WSGI environ, a Django request."""
 
 
-Scope = Callable[[Request], Any] | str
-"""Whose keys these are: a function of the request, or ``PUBLIC``."""
+Scope = Callable[[Request], Any] | str | None
+"""Whose keys these are: a function of the request, or ``PUBLIC``; None where handlers claim and say it themselves."""
 NaturalKey = Callable[[Request, bytes], str | None]
 
 
@@ -74,6 +74,7 @@ class Rules:
     policy           everything else about it; by default the receiver's
     fingerprint      what of the body counts: "body", its bytes; "json", what it says
     key              makes a key of a request that has none: ``key(request, body)``
+    claim            who claims the key: "boundary", before the app; or "handler", when it knows who is calling
     max_request      a larger body is refused (413)
     max_response     a larger response is sent, but not remembered
     body_timeout     how long a request's body may take to arrive
@@ -90,6 +91,7 @@ class Rules:
     policy: Policy | None = None
     fingerprint: Fingerprint = "body"
     key: NaturalKey | None = None
+    claim: Literal["boundary", "handler"] = "boundary"
     max_request: int = 16 << 20
     max_response: int = 1 << 20
     body_timeout: Duration = "60s"
@@ -102,7 +104,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         words = {"busy": ("wait", 409, 425, 202), "on_server_error": ("release", "remember", "in_doubt"),
-                 "fingerprint": ("body", "json")}  # fmt: skip
+                 "fingerprint": ("body", "json"), "claim": ("boundary", "handler")}  # fmt: skip
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(
@@ -160,17 +162,20 @@ class Boundary:
     """The rules of all routes, and the receiver behind them."""
 
     def __init__(self, receiver: Receiver, scope: Scope, routes: Iterable[Route] = (), **words: Any) -> None:
-        if not callable(scope) and scope != PUBLIC:
-            raise UsageError(
-                f"scope={scope!r}: say whose keys these are, by a function of the request that gives the caller's name, "
-                "or say scope=PUBLIC if all callers may see each other's answers."
-            )
         self.receiver, self.scope = receiver, scope
         self.rules = _rules(words).with_terms(receiver)
         self.routes = [
             (route, _rules(words | route.words).with_terms(receiver) if route.covered else None)
             for route in routes
         ]
+        by_handlers = all(
+            rules is None or rules.claim == "handler" for rules in (self.rules, *(r for _, r in self.routes))
+        )
+        if not (callable(scope) or scope == PUBLIC or (scope is None and by_handlers)):
+            raise UsageError(
+                f"scope={scope!r}: say whose keys these are, by a function of the request that gives their name, or "
+                "say scope=PUBLIC if all callers may see each other's answers."
+            )
         self.methods = self.rules.methods.union(*(rules.methods for _, rules in self.routes if rules))
 
     def rules_for(self, method: str, path: str) -> Rules | None:
@@ -310,13 +315,10 @@ class Exchange:
 
 
 def key_in(rules: Rules, lines: list[bytes]) -> str | None:
-    """The key of a request; None if it has none and need not have one, or gets a natural one."""
+    """The key of a request; None if it has none and need not have one, or gets it elsewhere."""
     key = key_of(lines, strict=rules.strict)
-    if key is None and rules.required and rules.key is None:
-        raise Problem(
-            "key-missing",
-            f"Send this request with the header {rules.header}, and repeats of it with the same.",
-        )
+    if key is None and rules.required and rules.key is None and rules.claim == "boundary":
+        raise key_missing(rules)
     return key
 
 
@@ -325,5 +327,11 @@ def natural_key(rules: Rules, request: Request, body: bytes) -> str:
     assert rules.key is not None
     key = rules.key(request, body)
     if not key:
-        raise Problem("key-missing", f"Send this request with the header {rules.header}.")
+        raise key_missing(rules)
     return key_of([quoted(key)]) or key
+
+
+def key_missing(rules: Rules) -> Problem:
+    """What a request without a key is answered with."""
+    detail = f"Send this request with the header {rules.header}, and repeats of it with the same."
+    return Problem("key-missing", detail)

@@ -27,19 +27,22 @@ from ._boundary import (
     Scope,
     checked_scope,
     key_in,
+    key_missing,
     natural_key,
 )
 from ._exchange import Answer, Hasher, Header, Problem
 
-Message = MutableMapping[str, Any]
+Message = Any
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 IN_MEMORY = 1 << 20
 """A longer body waits on the disk for the app to read it."""
 PIECE = 1 << 16
 ENDLESS = b"text/event-stream"
+HANDLE = "effectonce"
+"""Where in an ASGI scope a handler that claims for itself finds the request: ``scope["effectonce"].claim(…)``."""
 
 
 class IdempotencyMiddleware:
@@ -58,7 +61,7 @@ class IdempotencyMiddleware:
         self.boundary = Boundary(receiver, scope, routes, **rules)
         self._running: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         rules = self.boundary.rules_for(scope["method"], scope["path"]) if scope["type"] == "http" else None
         if rules is None:
             await self.app(scope, receive, send)
@@ -66,10 +69,12 @@ class IdempotencyMiddleware:
         try:
             request = _Covered(self, rules, scope, receive, send)
             key = key_in(rules, [value for name, value in scope["headers"] if name == rules.header_name])
-            if key is None and rules.key is None:
+            if key is not None or rules.key is not None:
+                await request.run(key)
+            elif rules.claim == "handler":
+                await request.pass_through()
+            else:
                 await self.app(scope, receive, send)
-                return
-            await request.run(key)
         except Problem as problem:
             await _send(send, problem.answer(rules.documentation))
         except _Gone:
@@ -90,7 +95,9 @@ class _Gone(Exception):
 class _Covered:
     """One covered request."""
 
-    exchange: Exchange
+    exchange: Exchange | None = None
+    instead: Answer | None = None
+    """What a handler that claims for itself found: it is sent, whatever the app says."""
 
     def __init__(
         self,
@@ -107,24 +114,59 @@ class _Covered:
         self._start: Message | None = None
         self._pieces: list[bytes] = []
         self._size = 0
+        self._key: str | None = None
         self._ended = False  # the response is recorded, and sent or on its way
+        self._overruled = False  # and it is not the app's own
         self._on_its_way: asyncio.Event | None = None
+
+    async def pass_through(self) -> None:
+        """Let the app answer a request without a key, unless its handler says that it needs one."""
+        await self._middleware.app({**self._scope, HANDLE: self}, self._receive, self._take_answer)
 
     async def run(self, key: str | None) -> None:
         """Answer it, by running the app or without."""
-        boundary, rules = self._middleware.boundary, self._rules
-        request = _request(self._scope)
-        whose = boundary.scope_of(request)
-        scope = checked_scope(await whose if inspect.isawaitable(whose) else whose)
-        fingerprint = await self._take_in_body()
-        if key is None:
-            key = natural_key(rules, request, await self._whole_body())
-        self.exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, scope)
-        answer = await self.exchange.open(fingerprint)
-        if answer is not None:
-            await _send(self._send, answer)
-            return
+        self._request = _request(self._scope)
+        self._key = key
+        by_handler = self._rules.claim == "handler"
+        scope = "" if by_handler else await self._whose()
+        self._fingerprint = await self._take_in_body()
+        if by_handler:
+            self._scope = {**self._scope, HANDLE: self}
+        else:
+            answer = await self._open(scope)
+            if answer is not None:
+                await _send(self._send, answer)
+                return
         await self._middleware.shielded(self._handle())
+
+    async def claim(self, scope: str) -> bool:
+        """Claim the key for the handler that runs: whether it has to go on. Else the answer is there already.
+
+        For rules with ``claim="handler"``: called by the handler, or what stands before it, when the caller is known.
+        """
+        if self.exchange is not None or self._ended:
+            raise UsageError("This request was claimed already, or answered.")
+        try:
+            self.instead = await self._open(checked_scope(scope))
+        except Problem as problem:
+            self.instead = problem.answer(self._rules.documentation)
+        if self.instead is not None:
+            return False
+        self._enter()
+        return True
+
+    async def _whose(self) -> str:
+        whose = self._middleware.boundary.scope_of(self._request)
+        return checked_scope(await whose if inspect.isawaitable(whose) else whose)
+
+    async def _open(self, scope: str) -> Answer | None:
+        boundary, rules, key = self._middleware.boundary, self._rules, self._key
+        if key is None and rules.key is None:
+            raise key_missing(rules)
+        if key is None:
+            key = natural_key(rules, self._request, await self._whole_body())
+        self.exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, scope)
+        return await self.exchange.open(self._fingerprint)
 
     # The request's body
 
@@ -194,29 +236,43 @@ class _Covered:
 
     # The handler and its answer
 
+    def _enter(self) -> None:
+        assert self.exchange is not None
+        CURRENT.set(self.exchange.attempt)
+        WISH.set(self.exchange.wish)
+
     async def _handle(self) -> None:
-        exchange, app = self.exchange, self._middleware.app
-        CURRENT.set(exchange.attempt)
-        WISH.set(exchange.wish)
+        app, exchange = self._middleware.app, self.exchange
         scope = {**self._scope, "extensions": {}}  # what sends past the body would go unseen
+        running = app(scope, self._give_body, self._take_answer)
+        if exchange is not None:
+            self._enter()
+            running = exchange.colour.attend(exchange.attempt, running)
         try:
-            await exchange.colour.attend(exchange.attempt, app(scope, self._give_body, self._take_answer))
+            await running
             if not self._ended:
                 await self._end_early()
         except BaseException as error:
-            if self._ended:
-                raise
-            answer = await exchange.fail(error)
-            await self._end_with(answer)
-            if answer is None or exchange.rules.on_server_error == "remember":
+            if self._ended or not await self._failed(error):
                 raise
         finally:
             if not isinstance(self._body, bytes):
                 self._body.close()
 
+    async def _failed(self, error: BaseException) -> bool:
+        """The app raised: whether there is an answer that counts more than its error."""
+        answer = self.instead
+        if answer is None and self.exchange is not None:
+            answer = await self.exchange.fail(error)
+        await self._end_with(answer)
+        return answer is not None and self._rules.on_server_error != "remember"
+
     async def _take_answer(self, message: Message) -> None:
         """What the app sends: held until it is complete."""
-        if self._ended:
+        if self._overruled:
+            return
+        if self._ended or (self.exchange is None and self.instead is None):
+            self._ended = True
             await self._send(message)
         elif message["type"] == "http.response.start":
             self._start = message
@@ -233,27 +289,30 @@ class _Covered:
             if self._size > self._rules.max_response:
                 await self._stream(more)
             elif not more:
-                await self._end_with(await self.exchange.end(self._answer(b"".join(self._pieces))))
+                await self._end_with(await self._recorded(self._answer(b"".join(self._pieces))))
         else:
             await self._send(message)
 
     async def _stream(self, more: bool = True) -> None:
         """Record that it was done, without what it says, and let the response go as it comes."""
-        answer = await self.exchange.end(self._answer(None))
-        held = b"".join(self._pieces)
-        if answer.body is not None:  # another attempt's answer counts, or a problem
+        answer = await self._recorded(self._answer(None))
+        if answer.body is None:
+            await self._end_with(answer._replace(body=b"".join(self._pieces)), more)
+        else:  # another attempt's answer counts, or a problem
+            self._overruled = True
             await self._end_with(answer)
-            return
-        await self._end_with(answer._replace(body=held), more)
 
     async def _end_early(self) -> None:
         """The app is done without a complete response."""
         if self._start is None:
             raise RuntimeError("The app returned without a response.")
-        answer = await self.exchange.end(self._answer(None))
-        await self._end_with(
-            answer if answer.body is not None else answer._replace(body=b"".join(self._pieces))
-        )
+        await self._stream(more=False)
+
+    async def _recorded(self, answer: Answer) -> Answer:
+        """What is to be sent for what the app answers."""
+        if self.instead is not None:
+            return self.instead
+        return answer if self.exchange is None else await self.exchange.end(answer)
 
     async def _end_with(self, answer: Answer | None, more: bool = False) -> None:
         self._ended = True
