@@ -1,0 +1,346 @@
+"""Steps as statements to a MySQL or MariaDB server, and results as their replies. No I/O here.
+
+New keys are added by one statement for all of them. It commits by itself, and so does a single change; several changes
+are one transaction. Keys go in order, so that nobody waits in a circle for locks. Should the server find a circle all
+the same, it has done nothing, and the packet is sent again. What it goes on refusing is sent step by step, so that a
+failure is its own caller's only.
+
+Nobody asks for a purge, so it goes along: looking for what has expired with a claim now and then, forgetting it with a
+later change, in the same commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from .._protocol import is_expired
+from .._records import Claim, Record
+from ..errors import EffectOnceError, UsageError
+from ._mysql_sql import (
+    DEADLOCK,
+    LOCKED,
+    PREPARED,
+    Language,
+    Refusal,
+    Result,
+    Row,
+    Server,
+    Talk,
+    binary,
+    double,
+    name_of,
+    read_record,
+)
+from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, Swap
+
+MOST_BYTES: Final = 1 << 20
+"""Of a packet with more than one step."""
+TRIES: Final = 8
+"""How often a packet is sent that runs into deadlocks."""
+PURGE_EVERY, PURGE_SHARE = 32, 4
+"""After 32 new keys the hand passes four times as many rows."""
+REFUSED: Final = object()
+"""In place of a reply: the record is not what the step was to change."""
+
+Packet = list[tuple[str, Callable[[Result], None]]]
+"""Statements, and who hears their results."""
+
+
+class Stepper:
+    """Has steps done in one table."""
+
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self._hand = Hand(language.sql)
+
+    def execute(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
+        """Have steps done: a reply for each, or the error that only its own caller is to hear.
+
+        ``patience`` is for a step alone: how often, a second each, it may wait for a lock.
+        """
+        replies: list[Any] = []
+        for portion in _portions(steps):
+            replies += yield from self._insist(server, portion, patience if len(steps) == 1 else 1)
+        return replies
+
+    def _insist(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
+        tries = {DEADLOCK: TRIES, LOCKED: patience}
+        while True:
+            exchange = _Exchange(self._language.sql, self._hand, server, steps)
+            try:
+                return (yield from exchange.talk())
+            except Refusal as refusal:
+                yield ["ROLLBACK"]
+                if exchange.has_errands:  # perhaps that is to blame; it can wait
+                    continue
+                tries[refusal.code] = tries.get(refusal.code, 1) - 1
+                if tries[refusal.code] > 0:
+                    continue
+                error = self._language.translated(refusal)
+            except EffectOnceError as mistake:
+                error = mistake
+            except UnicodeEncodeError as mistake:
+                error = UsageError(f"A key can't be written in UTF-8: {mistake}.")
+            break
+        if len(steps) == 1:
+            return [error]
+        replies: list[Any] = []
+        for step in steps:
+            replies += yield from self._insist(server, (step,), 1)
+        return replies
+
+    def purge(self, rows: int) -> Talk[int]:
+        """Pass so many rows and forget what has expired there."""
+        if rows < 1:
+            return 0
+        yield from _say(self._hand.look(rows))
+        results: list[Result] = []
+        yield from _say(self._hand.forget(results.append))
+        return sum(result.changed for result in results)
+
+
+class Hand:
+    """Passes through the keys and finds what has expired.
+
+    It begins where the first new key fell, so that short-lived processes don't all look at the same keys.
+    """
+
+    def __init__(self, sql: dict[str, str]) -> None:
+        self._sql = sql
+        self._new = 0
+        self._place: bytes | None = None
+        self._expired: list[tuple[int, list[bytes]]] = []
+
+    def count(self, claim: Claim) -> None:
+        """Hear of a new key."""
+        self._new += 1
+        if self._place is None:
+            self._place = name_of(claim.key)
+
+    def look_when_due(self) -> Packet:
+        """Look for what has expired, after some new keys, unless there is something to be forgotten first."""
+        if self._new < PURGE_EVERY or self._expired:
+            return []
+        self._new = 0
+        return self.look(PURGE_EVERY * PURGE_SHARE)
+
+    def look(self, rows: int) -> Packet:
+        """Look for what has expired in the next so many rows."""
+        place = binary(self._place or b"")
+        return [
+            (self._sql["next_hand"] % (place, rows - 1), self._move),
+            (self._sql["passed"] % (place, place, rows - 1), self._find),
+        ]
+
+    def forget(self, hear: Callable[[Result], None]) -> Packet:
+        """Forget what was found, once."""
+        try:
+            now, names = self._expired.pop()
+        except IndexError:
+            return []
+        return [(self._sql["forget"] % (",".join(map(binary, names)), double(now / 1e6)), hear)]
+
+    def _move(self, result: Result) -> None:
+        self._place = result.rows[0][0] if result.rows else b""
+
+    def _find(self, result: Result) -> None:
+        names = [row[1] for row in result.rows if _is_gone(row)]
+        if names:
+            self._expired.append((int(result.rows[0][0]), names))
+
+
+def _is_gone(row: Row) -> bool:
+    now, _, state, once, lease, expiry = row
+    _, record = read_record((now, state, once, b"0", b"0", lease, expiry, b"", b"", b"", None))
+    return is_expired(record, int(now) / 1e6)
+
+
+class _Exchange:
+    """Some steps in one packet. Only what could not be changed is read with a second one."""
+
+    def __init__(self, sql: dict[str, str], hand: Hand, server: Server, steps: Sequence[Step]) -> None:
+        self._sql, self._hand, self._server, self._steps = sql, hand, server, steps
+        self._replies: list[Any] = [REFUSED] * len(steps)
+        self.has_errands = False
+        """Whether the packet does something that none of the steps asks for."""
+
+    def talk(self) -> Talk[list[Any]]:
+        """Have the steps done."""
+        adds: list[int] = []
+        reads: list[int] = []
+        changes: list[int] = []
+        lists = {Add: adds, Read: reads}
+        for number, step in self._in_order():
+            lists.get(type(step), changes).append(number)
+        errands = self._hand.forget(_ignore) if changes else self._hand.look_when_due() if adds else []
+        self.has_errands = bool(errands)
+        if changes:
+            packet = self._adding(adds) + self._changing(changes, errands) + self._reading(reads)
+        else:
+            packet = self._adding(adds) + self._reading(reads) + errands
+        yield from self._told(packet)
+        if refused := [number for number in changes if self._replies[number] is REFUSED]:
+            yield from self._told(self._reading(refused))
+        if gone := [number for number in adds if self._replies[number] is REFUSED]:
+            yield from self._add_again(gone)
+        return self._replies
+
+    def _in_order(self) -> Iterable[tuple[int, Step]]:
+        """By key, which is the order in which everybody takes locks."""
+        numbered = enumerate(self._steps)
+        return sorted(numbered, key=lambda pair: pair[1].key) if len(self._steps) > 1 else numbered
+
+    def _told(self, packet: Packet) -> Talk[None]:
+        size = sum(len(statement) + 1 for statement, _ in packet)
+        if size > self._server.largest_packet:
+            raise UsageError(
+                f"{size} bytes are more than the server's max_allowed_packet ({self._server.largest_packet}). Raise "
+                "that, or lower Policy(max_result=…), of which every byte counts twice."
+            )
+        return _say(packet)
+
+    # What is said
+
+    def _adding(self, adds: list[int]) -> Packet:
+        if not adds:
+            return []
+        hear = partial(self._hear_adds, adds)
+        news = [_new(self._claim(number)) for number in adds]
+        if self._server.is_mariadb and len(news) == 1:
+            return [(self._statement("add_one", *news[0]), hear)]
+        insert = self._sql["add"] % ",".join([self._sql["new"] % new for new in news])
+        if self._server.is_mariadb:
+            return [(f"{insert} {self._sql['returning']}", hear)]
+        return [(insert, _ignore), (self._sql["there"] % ",".join([new[0] for new in news]), hear)]
+
+    def _changing(self, changes: list[int], errands: Packet) -> Packet:
+        packet: Packet = []
+        for number in changes:
+            packet.append(
+                (self._statement(*_change(self._steps[number])), partial(self._hear_change, number))
+            )
+        packet += errands
+        return [("BEGIN", _ignore), *packet, ("COMMIT", _ignore)] if len(packet) > 1 else packet
+
+    def _reading(self, reads: list[int]) -> Packet:
+        places = [_place(self._steps[number].key) for number in reads]
+        return [(self._sql["read"] % ",".join(places), partial(self._hear_reads, reads))] if reads else []
+
+    def _add_again(self, adds: list[int]) -> Talk[None]:
+        """Without RETURNING somebody may forget a record between the two statements."""
+        again = _Exchange(self._sql, self._hand, self._server, [self._steps[number] for number in adds])
+        for number, reply in zip(adds, (yield from again.talk()), strict=True):
+            self._replies[number] = reply
+
+    def _statement(self, name: str, *values: str) -> str:
+        if self._server.is_mariadb and name in PREPARED:
+            return f"EXECUTE effectonce_{name} USING {','.join(values)}"
+        return self._sql[name] % values
+
+    def _claim(self, number: int) -> Claim:
+        step = self._steps[number]
+        assert type(step) is Add
+        return step.claim
+
+    # What is heard
+
+    def _hear_adds(self, adds: list[int], result: Result) -> None:
+        """A record is new if it is this claim's own, and as old as the statement that would have added it."""
+        there = {record.key: (now, record) for now, record in map(read_record, result.rows)}
+        for number in adds:
+            claim = self._claim(number)
+            if claim.key not in there:
+                continue
+            now, record = there[claim.key]
+            if record.owner == claim.owner and record.fence == now:
+                self._replies[number] = Added(now, now / 1e6)
+                self._hand.count(claim)
+            else:
+                self._replies[number] = Found(record, now / 1e6)
+
+    def _hear_change(self, number: int, result: Result) -> None:
+        if type(self._steps[number]) is Swap:
+            self._replies[number] = result.changed == 1
+        elif result.changed:
+            self._replies[number] = DONE
+
+    def _hear_reads(self, reads: list[int], result: Result) -> None:
+        there = {record.key: Found(record, now / 1e6) for now, record in map(read_record, result.rows)}
+        for number in reads:
+            self._replies[number] = there.get(self._steps[number].key) or Found(None, 0.0)
+
+
+def _say(packet: Packet) -> Talk[None]:
+    if packet:
+        results = yield [statement for statement, _ in packet]
+        for (_, hear), result in zip(packet, results, strict=True):
+            hear(result)
+
+
+def _ignore(_: Result) -> None:
+    """Nobody has to know."""
+
+
+# Steps as values of statements
+
+
+def _new(claim: Claim) -> tuple[str, ...]:
+    """The values of ``new``."""
+    key, owner, fingerprint, lease, keep, once, _, _ = claim
+    name, whole = name_of(key), key.encode()
+    return (
+        binary(name), "NULL" if name == whole else binary(whole), str(int(once)), double(lease), double(keep),
+        binary(owner), binary(fingerprint),
+    )  # fmt: skip
+
+
+def _change(step: Step) -> tuple[str, ...]:
+    """The statement that changes one row or none, and its values."""
+    if type(step) is End:
+        key, owner, fence, state, result, keep, _ = step.completion
+        held = (_place(key), binary(owner), str(fence))
+        return ("end", str(int(state)), binary(result), double(keep), *held)
+    if type(step) is Hold:
+        key, owner, fence, lease, keep = step.renewal
+        held = (_place(key), binary(owner), str(fence))
+        return ("hold", double(lease), double(lease), double(keep), *held)
+    assert type(step) is Swap
+    before, after = step
+    return (
+        "swap", str(int(after.state)), binary(after.owner or None), str(after.fence), binary(after.fingerprint),
+        _lease(after), str(after.attempts), binary(after.result), double(after.expires_at), str(int(after.once)),
+        _place(before.key), str(int(before.state)), binary(before.owner or None), str(before.fence),
+        str(before.attempts), _lease(before), double(before.expires_at),
+    )  # fmt: skip
+
+
+def _place(key: str) -> str:
+    return binary(name_of(key))
+
+
+def _lease(record: Record) -> str:
+    return double(record.lease_until) if record.lease_until else "NULL"
+
+
+def _portions(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Steps as they fit into packets."""
+    start = size = 0
+    for number, step in enumerate(steps):
+        weight = _weight(step)
+        if size and size + weight > MOST_BYTES:
+            yield steps[start:number]
+            start, size = number, 0
+        size += weight
+    yield steps[start:]
+
+
+def _weight(step: Step) -> int:
+    """About how many bytes a step takes."""
+    result = b""
+    if type(step) is End:
+        result = step.completion.result or b""
+    elif type(step) is Swap:
+        result = step.after.result or b""
+    return 512 + 2 * len(result)

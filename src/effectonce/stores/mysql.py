@@ -1,0 +1,352 @@
+"""Records in a MySQL or MariaDB table. The server's clock decides, and what is answered has been committed.
+
+New or known, a claim is one packet: an INSERT that leaves alone what is there, and what is there then. An ending is one
+UPDATE. What is said is in ``_mysql_sql`` and ``sql/mysql.sql``, the connections are in ``_mysql_lines``; here is who
+uses them. Threads have a few lines between them, and every event loop has a few of its own. A caller who finds one free
+goes alone and at once; those who find none go together.
+
+Nothing is indexed by expiry. A hand walks through the keys instead, with the traffic, and looks for what has expired;
+with a later commit it is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from .._fork import tell_of_forks
+from .._records import Record, State
+from ..errors import StoreUnavailable, UsageError
+from ._group import Group
+from ._mysql_lines import Address, Lines, driver, open_loop_line, open_thread_line
+from ._mysql_sql import Language, Refusal, Server, Talk
+from ._mysql_steps import Stepper
+from ._steps import Step, SteppingStore
+from ._turns import Turns
+from ._urls import shown
+from .base import Features, Store, StoreStats
+
+T = TypeVar("T")
+
+LINES = 4
+"""Connections of all threads together."""
+LOOP_LINES = 3
+"""Connections of an event loop."""
+LOOK_SECONDS = 60.0
+"""How long a question may take that goes through the whole table."""
+
+Begin = Callable[[Server], Talk[T]]
+
+
+class _Verbs(SteppingStore):
+    """What the two colours have in common beside the steps."""
+
+    features = Features()
+    store: MySQLStore
+
+    async def ask(self, begin: Begin[T]) -> T:
+        """Have a talk with the server."""
+        raise NotImplementedError
+
+    async def ask_patiently(self, begin: Begin[T]) -> T:
+        """Have a talk that may take long, on a line of its own."""
+        raise NotImplementedError
+
+    async def purge(self, limit: int = 256) -> int:
+        """Move the hand over ``limit`` rows and forget the expired ones."""
+        return await self.ask(lambda _: self.store.stepper.purge(limit))
+
+    async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
+        """Records in key order. States are not indexed: looking for one may go through the whole table."""
+        return await self.ask_patiently(lambda _: self.store.language.scan(state, after, limit))
+
+    async def now(self) -> float:
+        """The server's clock."""
+        return await self.ask(lambda _: self.store.language.now())
+
+    async def stats(self) -> StoreStats:
+        """Count what is there. The whole table is read for it; nobody has to wait meanwhile."""
+        return await self.ask_patiently(lambda _: self.store.language.stats())
+
+
+class MySQLStore(_Verbs):
+    """A store in a table of a MySQL (8.0 or newer) or MariaDB (10.5 or newer) database.
+
+    host, port, user, password   where the server is, and as whom to speak to it
+    socket      the path of its Unix socket, instead of host and port
+    table       the table's name; a database may hold several stores
+    create      make the table when it is not there
+    timeout     seconds until an unanswered command is StoreUnavailable
+    durability  "full": a server that may forget commits when its machine loses power is refused; "server": it is taken
+                as it is
+    tls         "no"; "yes": encrypted, to whomever it is; "verify": encrypted, and the server's certificate is checked
+    tls_ca      the file with the authority to check it by; by default the system's
+
+    What breaks its promises: failing over to a replica that did not get every commit; a server that does not write its
+    log with every commit, with durability="server"; setting the server's clock back by more than a record's retention.
+    """
+
+    def __init__(
+        self,
+        database: str,
+        *,
+        host: str = "localhost",
+        port: int = 3306,
+        user: str | None = None,
+        password: str = "",
+        socket: str | None = None,
+        table: str = "effectonce_records",
+        create: bool = True,
+        timeout: float = 5.0,
+        durability: Literal["full", "server"] = "full",
+        tls: Literal["no", "yes", "verify"] = "no",
+        tls_ca: str | None = None,
+    ) -> None:
+        if not re.fullmatch("[a-z_][a-z0-9_]{0,63}", table):
+            raise UsageError(
+                f"table={table!r} must be a name of at most 64 characters out of a-z, 0-9 and _."
+            )
+        if not 0 < timeout < 86_400:
+            raise UsageError(f"timeout={timeout!r} must be seconds, more than none and less than a day.")
+        if durability not in ("full", "server") or tls not in ("no", "yes", "verify"):
+            raise UsageError('durability= must be "full" or "server", and tls= "no", "yes" or "verify".')
+        driver("pymysql")
+        self.store = self
+        self.address = Address(host, port, user, password, database, socket, tls, tls_ca, timeout)
+        self.patient_address = self.address._replace(timeout=max(timeout, LOOK_SECONDS))
+        self.language = Language(table)
+        self.stepper = Stepper(self.language)
+        self._patience = max(1, int(timeout))
+        self._closed = False
+        self._create = create
+        self._durable = durability == "full"
+        self._is_ready = False
+        self._inherited: list[object] = []
+        self._start()
+        tell_of_forks(self)
+
+    @classmethod
+    def from_url(cls, url: str, options: dict[str, str]) -> MySQLStore:
+        """``mysql://user:password@host:3306/database`` or ``mariadb://…``, with ``?table=effectonce_records&create=no``
+        ``&timeout=5&durability=server&tls=verify&tls_ca=FILE&socket=PATH``.
+        """
+        known: dict[str, Callable[[str], Any]] = {
+            "table": str, "create": {"yes": True, "no": False}.__getitem__, "timeout": float, "durability": str,
+            "tls": str, "tls_ca": str, "socket": str,
+        }  # fmt: skip
+        parts = urlsplit(url)
+        try:
+            chosen = {name: known[name](value) for name, value in options.items()}
+            place: dict[str, Any] = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"{shown(url)!r} has a port or an option that is unknown or makes no sense. Known are table=NAME, "
+                "create=yes|no, timeout=SECONDS, durability=full|server, tls=no|yes|verify, tls_ca=FILE, socket=PATH."
+            ) from None
+        database = unquote(parts.path.removeprefix("/"))
+        if not database or "/" in database or parts.fragment:
+            raise UsageError(
+                f"{shown(url)!r} names no database. Write mysql://user:password@host:3306/database, with every / ? # "
+                "and @ of the password percent-encoded."
+            )
+        user = None if parts.username is None else unquote(parts.username)
+        return cls(database, user=user, password=unquote(parts.password or ""), **place, **chosen)
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done, on the caller's own thread: alone if a line is free, else with others."""
+        for lane in self._lanes:
+            if not lane.group.lead.locked():
+                with lane.group.lead:
+                    return _unless_failed(await lane.execute(steps))
+        return _unless_failed(min(self._lanes, key=_Lane.crowd).submit(steps))
+
+    async def ask(self, begin: Begin[T]) -> T:
+        """Have a talk with the server, on the caller's own thread."""
+        lane = next((lane for lane in self._lanes if not lane.group.lead.locked()), self._lanes[0])
+        with lane.group.lead:
+            return await self.carried(lane.lines, begin)
+
+    async def ask_patiently(self, begin: Begin[T]) -> T:
+        """Have a talk that may take long, on a line of its own."""
+        return await self.carried(
+            Lines(open_thread_line, self.patient_address, self.introduce, most=0), begin
+        )
+
+    def for_asyncio(self) -> Store:
+        """The same verbs on event loops."""
+        driver("asyncmy")
+        return _OnLoop(self)
+
+    def migrate(self) -> bool:
+        """Make the table if it is not there; whether it had to be made. For a user who may."""
+        lines = Lines(open_thread_line, self.patient_address, self._greet, most=0)
+        return _finished(self.carried(lines, lambda _: self.language.find_table(create=True)))
+
+    def close(self) -> None:
+        """Hang up. What is on its way is finished first."""
+        self._closed = True
+        for lane in self._lanes:
+            with lane.group.lead:
+                lane.lines.hang_up()
+        for loop, held in list(self.loops.items()):
+            if loop.is_running():
+                with suppress(RuntimeError):  # it has just ended
+                    loop.call_soon_threadsafe(held.hang_up)
+            else:
+                held.hang_up()
+
+    def before_fork(self) -> None:
+        """A fork disturbs nobody here."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Leave the parent's lines to the parent. They are kept: closing them would be heard at the other end."""
+        if in_child:
+            self._inherited += [self._lanes, self.loops]
+            self._start()
+
+    def _start(self) -> None:
+        self._lanes = [_Lane(self) for _ in range(LINES)]
+        self.loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+
+    # What both colours say and hear.
+
+    async def carried(self, lines: Lines, begin: Begin[T]) -> T:
+        """Have a talk, unless the store is closed."""
+        self._check_open()
+        try:
+            return await lines.carry(begin)
+        except Refusal as refusal:
+            raise self.language.translated(refusal) from refusal
+        finally:
+            if self._closed:
+                lines.hang_up()
+
+    def steps(self, steps: Sequence[Step]) -> Begin[list[Any]]:
+        """The talk that has steps done."""
+        return lambda server: self.stepper.execute(server, steps, self._patience)
+
+    def introduce(self) -> Talk[Server]:
+        """What is said first on a line. The table is looked at once."""
+        server = yield from self._greet()
+        if not self._is_ready:
+            yield from self.language.find_table(self._create)
+            self._is_ready = True
+        yield from self.language.teach(server)
+        return server
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"The store {self.address.shown} is closed.")
+
+    def _greet(self) -> Talk[Server]:
+        return self.language.greet(self._durable)
+
+
+class _Lane:
+    """A line for threads, one of them at a time, and those who queue up for it."""
+
+    def __init__(self, store: MySQLStore) -> None:
+        self._store = store
+        self._waiting = 0
+        self.lines = Lines(open_thread_line, store.address, store.introduce)
+        self.group: Group[Step, Any] = Group(self._execute_now, (Exception,))
+
+    def crowd(self) -> int:
+        """About how many wait here."""
+        return self._waiting
+
+    def submit(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done with the next packet."""
+        self._waiting += 1
+        try:
+            return self.group.submit(list(steps))
+        finally:
+            self._waiting -= 1
+
+    async def execute(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done. Only who has the lead comes here."""
+        return await self._store.carried(self.lines, self._store.steps(steps))
+
+    def _execute_now(self, steps: Sequence[Step]) -> list[Any]:
+        return _finished(self.execute(steps))
+
+
+class _OnLoop(_Verbs):
+    """The store for callers on event loops."""
+
+    def __init__(self, store: MySQLStore) -> None:
+        self.store = store
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        return list(await (await self._held()).turns.submit(steps))
+
+    async def ask(self, begin: Begin[T]) -> T:
+        return await self.store.carried((await self._held()).lines, begin)
+
+    async def ask_patiently(self, begin: Begin[T]) -> T:
+        store = self.store
+        return await store.carried(
+            Lines(open_loop_line, store.patient_address, store.introduce, most=0), begin
+        )
+
+    def close(self) -> None:
+        self.store.close()
+
+    async def _held(self) -> _Loop:
+        """What the running loop has; made when it first asks, and given back when it ends."""
+        loops, loop = self.store.loops, asyncio.get_running_loop()
+        held = loops.get(loop)
+        if held is None:
+            for ended in [other for other in loops if other.is_closed()]:
+                loops.pop(ended).hang_up()
+            held = loops[loop] = _Loop(self.store)
+            await held.stay_until_the_loop_ends()
+        return held
+
+
+class _Loop:
+    """The lines of one event loop, and the turns of its callers."""
+
+    def __init__(self, store: MySQLStore) -> None:
+        self._store = store
+        self.lines = Lines(open_loop_line, store.address, store.introduce, LOOP_LINES)
+        self.turns: Turns[Step, Any] = Turns(self._execute, LOOP_LINES)
+        self._stay = self._while_the_loop_runs()
+
+    async def _execute(self, steps: Sequence[Step]) -> list[Any]:
+        return await self._store.carried(self.lines, self._store.steps(steps))
+
+    async def stay_until_the_loop_ends(self) -> None:
+        """Be told by the loop when it ends: it closes every generator that has begun."""
+        await anext(self._stay)
+
+    async def _while_the_loop_runs(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the lines that are not in use."""
+        self.lines.hang_up()
+
+
+def _unless_failed(replies: list[Any]) -> list[Any]:
+    """The replies to one caller, or the error that is its own."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def _finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of the blocking colour, which never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("A blocking line has waited.")
