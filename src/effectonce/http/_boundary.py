@@ -6,13 +6,14 @@ The methods of ``Exchange`` are coroutines in the adapter's own colour, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .._answers import call_of
-from .._attempt import Attempt
+from .._attempt import CURRENT, Attempt
 from .._durations import Duration, seconds
 from .._flow import Colour
 from .._messages import Outcome
@@ -31,13 +32,14 @@ from ._exchange import (
     OnServerError,
     Problem,
     ServerFault,
-    Word,
     key_of,
     problem_of,
     quoted,
     remembered,
     word_on,
 )
+
+T = TypeVar("T")
 
 OPERATION = "http"
 COVERED = frozenset({"POST", "PATCH"})
@@ -177,15 +179,27 @@ class Boundary:
                 "say scope=PUBLIC if all callers may see each other's answers."
             )
         self.methods = self.rules.methods.union(*(rules.methods for _, rules in self.routes if rules))
+        self._words = words
+        self._own: dict[tuple[Route | None, Route], Rules] = {}
 
-    def rules_for(self, method: str, path: str) -> Rules | None:
-        """The rules for a request; None if it is not covered."""
+    def rules_for(self, method: str, path: str, own: Route | None = None) -> Rules | None:
+        """The rules for a request; None if it is not covered. What its handler says of itself (``own``) goes first."""
+        if own is not None:
+            rules = self._own_rules(path, own) if own.covered else None
+            return rules if rules is not None and method in rules.methods else None
         if method not in self.methods:
             return None
         for route, rules in self.routes:
             if route.matches(path):
                 return rules if rules is not None and method in rules.methods else None
         return self.rules if method in self.rules.methods else None
+
+    def _own_rules(self, path: str, own: Route) -> Rules:
+        route = next((route for route, _ in self.routes if route.matches(path)), None)
+        if (route, own) not in self._own:
+            words = self._words | (route.words if route else {}) | own.words
+            self._own[route, own] = _rules(words).with_terms(self.receiver)
+        return self._own[route, own]
 
     def scope_of(self, request: Request) -> Any:
         """What the scope function gives: a name, nothing, or something to await."""
@@ -199,10 +213,24 @@ def _rules(words: dict[str, Any]) -> Rules:
     return Rules(**words)
 
 
+def mark(handler: T, *, covered: bool = True, **words: Any) -> T:
+    """Have a handler say its own rules, for frameworks that find it before they run it."""
+    _rules(words)
+    handler.effectonce = Route("**", covered=covered, **words)  # type: ignore[attr-defined]
+    return handler
+
+
+def mark_of(handler: Any) -> Route | None:
+    """What a handler says of itself."""
+    return getattr(handler, "effectonce", None)
+
+
 def checked_scope(scope: Any) -> str:
     """The name that a scope function gave. One that gives nothing refuses the request."""
     if not scope:
         raise Problem("scope-missing", "Send the credentials that this API asks for.")
+    if type(scope).__str__ is object.__str__:  # its text would be another each time, and no repeat be known
+        raise UsageError(f"The scope function gave {scope!r}. Have it give a name: a string or a number.")
     return str(scope)
 
 
@@ -212,11 +240,12 @@ def checked_scope(scope: Any) -> str:
 class Wish:
     """What a handler has said about its own answer."""
 
-    __slots__ = ("keep", "nothing_happened", "store")
+    __slots__ = ("keep", "nothing_happened", "raised", "store")
 
     def __init__(self) -> None:
         self.store, self.nothing_happened = True, False
         self.keep: float | None = None
+        self.raised: Exception | None = None
 
 
 WISH: ContextVar[Wish] = ContextVar("effectonce_wish")
@@ -232,6 +261,14 @@ def remember(*, store: bool = True, keep: Duration | None = None) -> None:
 def nothing_happened() -> None:
     """Say inside a handler that it had no effect, whatever it answers: a retry may run."""
     _wish().nothing_happened = True
+
+
+def raised(error: BaseException | None) -> None:
+    """Tell that the handler raised, where a framework makes an answer of it: the policy may know its type."""
+    wish = WISH.get(None)
+    if wish is not None and isinstance(error, Exception):
+        wish.raised = error
+        wish.nothing_happened |= isinstance(error, NotApplied)
 
 
 def _wish() -> Wish:
@@ -264,33 +301,52 @@ class Exchange:
             return None
         return self.given(opened)
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Where the handler runs: ``current()`` and its words about its answer work inside."""
+        attempt, wish = CURRENT.set(self.attempt), WISH.set(self.wish)
+        try:
+            yield
+        finally:
+            CURRENT.reset(attempt)
+            WISH.reset(wish)
+
     async def end(self, answer: Answer) -> Answer:
         """Record what the handler answered; then it may be sent. Another attempt's answer counts if it was first."""
-        word = self._word_on(answer.status)
-        if word != "remember":
-            error = NotApplied() if word == "release" else ServerFault(f"status {answer.status}")
-            await self.flow.fail(self.colour, self.call, self.attempt, error)
-            return self.first(answer)
+        return await self.record(answer) or self.first(answer)
+
+    async def record(self, answer: Answer) -> Answer | None:
+        """Record what the handler answered. Gives an answer if there is one that counts more than the handler's."""
+        failure = self._failure(answer.status)
+        if failure is not None:
+            outcome = await self.flow.fail(self.colour, self.call, self.attempt, failure)
+            return None if outcome.error is failure else self.given(outcome)
         if self.wish.keep is not None:
             self.attempt.claim = self.attempt.claim._replace(keep=self.wish.keep)
         kept = remembered(answer if self.wish.store else answer._replace(body=None))
         outcome = await self.flow.finish(self.colour, self.call, self.attempt, kept)
-        return self.given(outcome) if outcome.error is not None or outcome.replayed else self.first(answer)
+        return self.given(outcome) if outcome.error is not None or outcome.replayed else None
 
     async def fail(self, error: BaseException) -> Answer | None:
         """Record that the handler raised. Gives an answer if there is one that counts more than the error."""
-        if self.rules.on_server_error == "remember" and isinstance(error, Exception):
+        is_answer = isinstance(error, Exception) and not isinstance(error, NotApplied)
+        if self.rules.on_server_error == "remember" and is_answer:
             fault = Answer(500, ((b"content-type", b"text/plain; charset=utf-8"),), b"Internal Server Error")
             return await self.end(fault)
         outcome = await self.flow.fail(self.colour, self.call, self.attempt, error)
         return None if outcome.error is error else self.given(outcome)
+
+    def abandon(self) -> None:
+        """Nobody brings this to its end any more: its lease must not be kept. Nothing, if it has ended."""
+        self.flow.keeper.abandon(self.call.claim)
 
     def given(self, outcome: Outcome[Answer]) -> Answer:
         """The answer that an outcome of the flow stands for."""
         answer, error = outcome.value, outcome.error
         if answer is not None and error is None:
             if answer.body is not None:
-                return self._marked(answer, ((self.rules.replayed_header.lower().encode(), b"true"),))
+                replayed = (self.rules.replayed_header.lower().encode(), b"true")
+                return self.first(answer._replace(headers=(*answer.headers, replayed)))
             error = NOT_REPLAYABLE
         assert error is not None
         problem = problem_of(error, self.rules.busy_status)
@@ -300,18 +356,27 @@ class Exchange:
 
     def first(self, answer: Answer) -> Answer:
         """An answer with the key it belongs to."""
-        return self._marked(answer, ())
+        return answer._replace(headers=(*answer.headers, *self.marks))
 
-    def _marked(self, answer: Answer, marks: tuple[Header, ...]) -> Answer:
-        rules = self.rules
-        exposed = f"{rules.header}, {rules.replayed_header}".encode()
-        key = (rules.header_name, quoted(self.key))
-        return answer._replace(
-            headers=(*answer.headers, *marks, key, (b"access-control-expose-headers", exposed))
+    @property
+    def marks(self) -> tuple[Header, ...]:
+        """The headers that say which key an answer belongs to."""
+        exposed = f"{self.rules.header}, {self.rules.replayed_header}".encode()
+        return (
+            (self.rules.header_name, quoted(self.key)),
+            (b"access-control-expose-headers", exposed),
         )
 
-    def _word_on(self, status: int) -> Word:
-        return "release" if self.wish.nothing_happened else word_on(status, self.rules.on_server_error)
+    def _failure(self, status: int) -> Exception | None:
+        """What an answer's status stands for, where the flow wants a handler's exception; None for a result."""
+        if self.wish.nothing_happened:
+            return NotApplied()
+        word = word_on(status, self.rules.on_server_error)
+        if word == "remember":
+            return None
+        if status >= 500 and self.wish.raised is not None:
+            return self.wish.raised
+        return NotApplied() if word == "release" else ServerFault(f"status {status}")
 
 
 def key_in(rules: Rules, lines: list[bytes]) -> str | None:
@@ -328,7 +393,8 @@ def natural_key(rules: Rules, request: Request, body: bytes) -> str:
     key = rules.key(request, body)
     if not key:
         raise key_missing(rules)
-    return key_of([quoted(key)]) or key
+    text = key.encode("unicode_escape").decode("ascii")  # a header has to carry it, and no two may become one
+    return key_of([quoted(text)]) or text
 
 
 def key_missing(rules: Rules) -> Problem:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from math import ceil
 from struct import Struct
@@ -133,6 +133,26 @@ HELD_BACK: frozenset[bytes] = frozenset(
 """Headers of one connection, one moment or one login: no part of the answer to a repeat."""
 
 
+_NAME, _VALUE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[^\0\r\n]*")
+
+
+def sound(headers: Iterable[Header]) -> tuple[Header, ...]:
+    """Headers that may be sent, now and on every replay. A line break in one would begin another."""
+    kept = tuple(headers)
+    for name, value in kept:
+        if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+            raise ValueError(f"The header {name!r} can't be sent: its name or its value is not valid.")
+    return kept
+
+
+def is_endless(headers: Iterable[Header]) -> bool:
+    """Whether an answer is a stream of events, to be sent as they come."""
+    return any(
+        name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream")
+        for name, value in headers
+    )
+
+
 def remembered(answer: Answer) -> Answer:
     """What is stored of an answer. Headers keep their order and their repetitions."""
     named = {
@@ -211,6 +231,8 @@ PROBLEMS: dict[str, Kind] = {
     "key-invalid": Kind(400, "Idempotency-Key is not valid", False),
     "scope-missing": Kind(403, "The caller could not be told from others", False),
     "request-timeout": Kind(408, "The request body came too slowly", True),
+    "request-incomplete": Kind(400, "The request body ended too early", True),
+    "length-required": Kind(411, "The length of the request body is not known", False),
     "request-too-large": Kind(413, "The request body is too large", False),
     "key-reused": Kind(422, "Idempotency-Key was used for another request", False),
     "in-progress": Kind(409, "The first request with this key is still running", True),
