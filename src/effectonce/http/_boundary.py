@@ -19,7 +19,7 @@ from .._flow import Colour
 from .._messages import Outcome
 from .._receiver import Receiver
 from ..errors import NotApplied, UsageError
-from ..keys import Key
+from ..keys import LONGEST, Key, content_id, prefix
 from ..policy import Policy
 from ._exchange import (
     ANSWER,
@@ -231,7 +231,13 @@ def checked_scope(scope: Any) -> str:
         raise Problem("scope-missing", "Send the credentials that this API asks for.")
     if type(scope).__str__ is object.__str__:  # its text would be another each time, and no repeat be known
         raise UsageError(f"The scope function gave {scope!r}. Have it give a name: a string or a number.")
-    return str(scope)
+    name = str(scope)
+    try:
+        name = name if len(name) <= LONGEST else content_id(name)
+        prefix(name, OPERATION)
+    except UsageError:
+        raise Problem("scope-missing", "These credentials can't name anybody.") from None
+    return name
 
 
 # -- The handler's word --------------------------------------------------------------------------------------------
@@ -295,7 +301,11 @@ class Exchange:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
         name = Key.of(self.key, OPERATION, self.scope).text
         self.call = call_of(name, fingerprint, self.rules.terms, ANSWER)
-        opened = await self.flow.open(self.colour, self.call)
+        try:
+            opened = await self.flow.open(self.colour, self.call)
+        except BaseException:
+            self.abandon()
+            raise
         if isinstance(opened, Attempt):
             self.attempt = opened
             return None

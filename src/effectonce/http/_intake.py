@@ -1,0 +1,83 @@
+"""A request's body on its way in: counted, hashed, and held for the app to read, in memory or on the disk.
+
+For adapters that read by asking for so many bytes. Nothing passes because it is large, slow or cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
+
+from ._boundary import Rules
+from ._exchange import Hasher, Problem
+
+IN_MEMORY = 1 << 20
+"""A longer body waits on the disk for the app to read it."""
+PIECE = 1 << 16
+
+
+def declared_length(environ: Mapping[str, Any]) -> int | None:
+    """How long a WSGI request's body is; None if it ends by itself. Raises ``Problem`` if nobody can tell."""
+    declared = environ.get("CONTENT_LENGTH") or ""
+    if declared.isdecimal():
+        return int(declared)
+    if environ.get("wsgi.input_terminated"):
+        return None
+    if (
+        "HTTP_TRANSFER_ENCODING" in environ
+    ):  # an app may know how to get at a body that we would not have seen
+        raise Problem("length-required", "Send this request with a Content-Length.")
+    return 0
+
+
+def take_in(
+    read: Callable[[int], bytes],
+    length: int | None,
+    rules: Rules,
+    hasher: Hasher,
+    monotonic: Callable[[], float],
+) -> IO[bytes]:
+    """Read a body of a declared length, or to its end. Raises ``Problem`` for one that can't be taken in whole.
+
+    A read that blocks can't be interrupted: time is looked at between two pieces, and the rest is the server's matter.
+    """
+    spool = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the caller closes it
+    try:
+        _fill(spool, read, length, rules, hasher, monotonic)
+    except BaseException:
+        spool.close()
+        raise
+    return spool
+
+
+def _fill(
+    spool: IO[bytes],
+    read: Callable[[int], bytes],
+    length: int | None,
+    rules: Rules,
+    hasher: Hasher,
+    monotonic: Callable[[], float],
+) -> None:
+    size, deadline = 0, monotonic() + rules.patience
+    while length is None or size < length:
+        if max(size, length or 0) > rules.max_request:
+            raise Problem("request-too-large", f"A body may have {rules.max_request} bytes.")
+        if monotonic() > deadline:
+            raise Problem("request-timeout", "Send the same request with the same key again.")
+        piece = read(PIECE if length is None else min(PIECE, length - size))
+        if not piece:
+            break
+        size += len(piece)
+        hasher.update(piece)
+        spool.write(piece)
+    if length is not None and size < length:
+        raise Problem("request-incomplete", "Send the same request with the same key again.")
+    spool.seek(0)
+
+
+def whole(body: IO[bytes]) -> bytes:
+    """All of a body, which can be read again afterwards."""
+    content = body.read()
+    body.seek(0)
+    return content

@@ -1,0 +1,278 @@
+"""WSGI: ``IdempotencyMiddleware(app, receiver, scope=…)`` for Flask, Django, Bottle, Pyramid and every other app.
+
+A covered request's body is read first, because it is part of what was asked. Then the app runs to its end, its iterable
+is consumed and closed, and what it answered is recorded; only then does the server get the first byte. So a client that
+goes away, and a server that can't write to it, change nothing. A response that is too large to hold, or has no end, is
+recorded as done without its body and then streamed. Every other request passes through untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from typing import IO, Any
+
+from .._blocking import run
+from .._receiver import Receiver
+from ..errors import ColourMismatch, UsageError
+from ._boundary import Boundary, Exchange, Request, Route, Rules, Scope, checked_scope, key_in, natural_key
+from ._exchange import Answer, Hasher, Problem, is_endless, sound
+from ._intake import declared_length, take_in, whole
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Any, Any], Iterable[bytes]]
+
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class IdempotencyMiddleware:
+    """Every covered request of an app happens once.
+
+    ``scope`` says whose keys these are: a function of the request that gives the caller's name, or ``PUBLIC``.
+    ``routes`` and further words: see ``effectonce.http.Route`` and ``Rules``. Paths are those that the app sees.
+    """
+
+    def __init__(
+        self, app: App, receiver: Receiver, *, scope: Scope, routes: Iterable[Route] = (), **rules: Any
+    ) -> None:
+        if not isinstance(receiver, Receiver):
+            raise UsageError(f"{receiver!r} is not a Receiver.")
+        if inspect.iscoroutinefunction(scope):
+            raise ColourMismatch(f"{scope!r} is a coroutine function, and a WSGI app can't await it.")
+        self.app = app
+        self.boundary = Boundary(receiver, scope, routes, **rules)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        rules = self.rules_for(environ)
+        if rules is None:
+            return self.app(environ, start_response)
+        try:
+            key = key_in(rules, _lines(environ, rules.header))
+            if key is not None or rules.key is not None:
+                return _Covered(self, rules, environ, start_response).run(key)
+        except Problem as problem:
+            return _send(start_response, problem.answer(rules.documentation))
+        return self.app(environ, start_response)
+
+    def rules_for(self, environ: Environ) -> Rules | None:
+        """The rules for a request; None if it is not covered."""
+        return self.boundary.rules_for(environ["REQUEST_METHOD"], path_of(environ))
+
+    def scope_of(self, environ: Environ) -> Any:
+        """Whose key a request has."""
+        return self.boundary.scope_of(request_of(environ))
+
+
+class _Covered:
+    """One covered request."""
+
+    exchange: Exchange
+    body: IO[bytes]
+
+    def __init__(
+        self,
+        middleware: IdempotencyMiddleware,
+        rules: Rules,
+        environ: Environ,
+        start_response: StartResponse,
+    ) -> None:
+        self._middleware, self._rules = middleware, rules
+        self._environ, self._start_response = environ, start_response
+        self._said: Answer | None = None  # the status and the headers, as the app said them last
+        self._endless = False
+        self._held: list[bytes] = []
+        self._size = 0
+        self._streams = False  # nothing is held any more: it is recorded, and goes as it comes
+        self._server_write: Callable[[bytes], object] | None = None
+        self._instead: Answer | None = None  # what counts more than the app's own answer
+
+    def run(self, key: str | None) -> Iterable[bytes]:
+        """Answer it, by running the app or without."""
+        boundary, rules, environ = self._middleware.boundary, self._rules, self._environ
+        scope = checked_scope(self._middleware.scope_of(environ))
+        fingerprint = self._take_in_body()
+        try:
+            if key is None:
+                key = natural_key(rules, request_of(environ), whole(self.body))
+            self.exchange = Exchange(boundary, rules, boundary.receiver.blocking, key, scope)
+            answer = run(self.exchange.open(fingerprint))
+            result = self._handle() if answer is None else _send(self._start_response, answer)
+        except BaseException:
+            self.body.close()
+            raise
+        if not isinstance(result, _Stream):
+            self.body.close()
+        return result
+
+    def _take_in_body(self) -> bytes:
+        """Read the body to its end, put it where the app will look for it, and say what was asked."""
+        environ, rules = self._environ, self._rules
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        query = environ.get("QUERY_STRING", "")
+        hasher = Hasher(
+            environ["REQUEST_METHOD"], path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint
+        )
+        read, monotonic = environ["wsgi.input"].read, self._middleware.boundary.receiver.flow.monotonic
+        length = declared_length(environ)
+        self.body = take_in(read, length, rules, hasher, monotonic)
+        if length is None:
+            environ["CONTENT_LENGTH"] = str(self.body.seek(0, 2))
+            environ.pop("HTTP_TRANSFER_ENCODING", None)
+            self.body.seek(0)
+        environ["wsgi.input"], environ["wsgi.input_terminated"] = self.body, True
+        environ.pop("wsgi.file_wrapper", None)  # what a server sends past the iterable would go unseen
+        return hasher.digest()
+
+    # The app and its answer
+
+    def _handle(self) -> Iterable[bytes]:
+        try:
+            try:
+                with self.exchange.at_work():
+                    answer = self._run_app()
+            except BaseException as error:
+                return _send(self._start_response, self._failed(error))
+            if isinstance(answer, _Stream):
+                return answer
+            return _send(self._start_response, self._instead or run(self.exchange.end(answer)))
+        except BaseException:
+            self.exchange.abandon()
+            raise
+
+    def _run_app(self) -> Answer | _Stream:
+        """Run the app until its answer is complete; or until it can't be held: then it is a stream from there on."""
+        result = self._middleware.app(self._environ, self._start)
+        close: Callable[[], object] = getattr(result, "close", lambda: None)
+        try:
+            pieces = iter(result)
+            if self._endless:
+                self._open_stream()
+            while not self._streams and (piece := next(pieces, None)) is not None:
+                self._hold(piece)
+        except BaseException:
+            close()
+            raise
+        if self._streams and self._instead is None:
+            return _Stream(self, self._take_held(), pieces, close)
+        close()
+        return self._answer()
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> StartResponse:
+        """The app's ``start_response``. With ``exc_info`` it takes back what it said, unless that is on its way."""
+        if self._streams and self._instead is None:
+            self._start_response(status, headers, exc_info)
+            return self._write
+        if self._said is not None and exc_info is None:
+            raise AssertionError("The app called start_response twice.")
+        pairs = sound((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
+        self._said, self._endless = Answer(int(status[:3]), pairs, None), is_endless(pairs)
+        self._take_held()
+        return self._write
+
+    def _write(self, piece: bytes) -> None:
+        """The app's ``write``, as ``start_response`` gives it."""
+        if not self._streams:
+            self._hold(piece)
+            piece = b""
+        if self._streams and self._instead is None:
+            assert self._server_write is not None, "This server can't write."
+            self._server_write(self._take_held() + piece)
+
+    def _hold(self, piece: bytes) -> None:
+        """Take a piece of the answer, until it is too much to hold."""
+        if not isinstance(piece, bytes):
+            raise TypeError(f"The app answered with {type(piece).__name__} instead of bytes.")
+        self._held.append(piece)
+        self._size += len(piece)
+        if self._endless or self._size > self._rules.max_response:
+            self._open_stream()
+
+    def _open_stream(self) -> None:
+        """Record that it was done, without what it says, and let the response go as it comes."""
+        said = self._answer()._replace(body=None)
+        self._streams = True
+        self._instead = run(self.exchange.record(said))
+        if self._instead is None:
+            self._server_write = self._start_response(*_head(self.exchange.first(said)))
+
+    def _failed(self, error: BaseException) -> Answer:
+        """The app raised: what is sent in place of its error, if anything counts more. Else it goes to the server."""
+        answer = self._instead if self._streams else run(self.exchange.fail(error))
+        if answer is None:
+            raise error
+        traceback.print_exception(error, file=self._environ["wsgi.errors"])
+        return answer
+
+    def _answer(self) -> Answer:
+        if self._said is None:
+            raise AssertionError("The app answered without start_response.")
+        return self._said._replace(body=b"".join(self._held))
+
+    def _take_held(self) -> bytes:
+        held = b"".join(self._held)
+        self._held.clear()
+        self._size = 0
+        return held
+
+
+class _Stream:
+    """A response that is recorded without its body: what was held of it, then what comes."""
+
+    def __init__(
+        self, covered: _Covered, held: bytes, rest: Iterator[bytes], close: Callable[[], object]
+    ) -> None:
+        self._covered, self._held, self._rest, self._close = covered, held, rest, close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._held:
+            held, self._held = self._held, b""
+            return held
+        with self._covered.exchange.at_work():
+            return next(self._rest)
+
+    def close(self) -> None:
+        """The server is done with it, at its end or before."""
+        try:
+            self._close()
+        finally:
+            self._covered.body.close()
+
+
+def path_of(environ: Environ) -> str:
+    """The path of a request as its app sees it."""
+    path: str = environ.get("PATH_INFO", "")
+    return path if path.isascii() else path.encode("latin-1").decode("utf-8", "replace")
+
+
+def request_of(environ: Environ) -> Request:
+    """A request as scope and key functions see it."""
+    headers = {
+        name.removeprefix("HTTP_").replace("_", "-").lower(): value
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or name in ("CONTENT_TYPE", "CONTENT_LENGTH")
+    }
+    query = environ.get("QUERY_STRING", "")
+    return Request(environ["REQUEST_METHOD"], path_of(environ), query, headers, environ)
+
+
+def _lines(environ: Environ, header: str) -> list[bytes]:
+    """The lines of a header. Several have become one by now, with commas; so a key of two lines is none."""
+    line: str | None = environ.get("HTTP_" + header.upper().replace("-", "_"))
+    return [] if line is None else [line.encode("latin-1")]
+
+
+def _head(answer: Answer) -> tuple[str, list[tuple[str, str]]]:
+    """An answer's status and headers as ``start_response`` wants them."""
+    line = f"{answer.status} {_PHRASES.get(answer.status, 'Unknown')}"
+    return line, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+
+
+def _send(start_response: StartResponse, answer: Answer) -> list[bytes]:
+    start_response(*_head(answer))
+    return [answer.body or b""]
