@@ -229,7 +229,8 @@ def checked_scope(scope: Any) -> str:
     """The name that a scope function gave. One that gives nothing refuses the request."""
     if not scope:
         raise Problem("scope-missing", "Send the credentials that this API asks for.")
-    if type(scope).__str__ is object.__str__:  # its text would be another each time, and no repeat be known
+    text: Any = type(scope).__str__
+    if text is object.__str__:  # it has an address instead of a name, so that no repeat would be known
         raise UsageError(f"The scope function gave {scope!r}. Have it give a name: a string or a number.")
     name = str(scope)
     try:
