@@ -11,8 +11,9 @@ from pathlib import Path
 
 from benchmarks import chart, report
 from benchmarks.cases import Case, all_cases
-from benchmarks.contenders import WorkerError, own_pythons, rival_pythons
+from benchmarks.contenders import OURS, WorkerError, own_pythons, rival_pythons
 from benchmarks.harness import QUICK, Effort, run_case
+from benchmarks.servers import Servers
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,28 +26,30 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{case.name:<20} {case.title}")
         return 0
     if options.pin:
-        # Inherited by every worker. The last core, because the first ones serve the machine's interrupts.
+        # Inherited by every worker and server. The last core, because the first ones serve the machine's interrupts.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     effort = QUICK if options.quick else Effort()
     if options.repetitions:
         effort = replace(effort, repetitions=options.repetitions)
-    pythons = own_pythons()
+    pythons: dict[str, Path] = {}
     if options.no_rivals:
         cases = [
-            replace(case, rows=tuple(row for row in case.rows if row.contender in pythons)) for case in cases
+            replace(case, rows=tuple(row for row in case.rows if row.contender in OURS)) for case in cases
         ]
     else:
         try:
-            pythons |= rival_pythons()
+            pythons = rival_pythons()
         except WorkerError as error:
             print(f"warning: {error}", file=sys.stderr)
     measured: report.Measured = []
-    for number, case in enumerate(cases, 1):
-        progress = _Progress(f"[{number}/{len(cases)}]", case.title)
-        results = run_case(case, effort, pythons, options.dir, progress.show)
-        progress.clear()
-        print(report.table(case, results), flush=True)
-        measured.append((case, results))
+    with Servers() as servers:
+        for number, case in enumerate(cases, 1):
+            progress = _Progress(f"[{number}/{len(cases)}]", case.title)
+            its_pythons = pythons | own_pythons(with_drivers=bool(case.server))
+            results = run_case(case, effort, its_pythons, servers, options.dir, progress.show)
+            progress.clear()
+            print(report.table(case, results), flush=True)
+            measured.append((case, results))
     return _finish(measured, options)
 
 
@@ -92,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="list the cases and end")
     add("--quick", action="store_true", help="under a minute; finds blunders, decides nothing")
     add("--full", action="store_true", help="also growth to many keys and purging; some minutes more")
-    add("--keys", type=int, default=1_000_000, help="how far growth goes (default: %(default)s)")
+    add("--keys", type=int, help="how far growth goes (default: 1 million, on servers 2 million)")
     add("--repetitions", type=int, metavar="N", help="instead of 5, or 3 when quick")
     add("--pin", action="store_true", help="keep everything on one core: steadier ratios")
     add("--check", action="store_true", help="exit with 1 when a floor is missed")

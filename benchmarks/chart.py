@@ -19,6 +19,8 @@ COLOURS = {
     "exactly_once": "#f0b429",
     "idemkit": "#8e6fd0",
     "dbos": "#3ebd93",
+    "powertools": "#ef8354",
+    "usual": "#c9a18a",
 }
 FONT = "font-family=\"system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\""
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
-RIVALS = {"exactly_once": "exactly-once==0.2.1", "idemkit": "idemkit==1.0.2", "dbos": "dbos==3.3.*"}
+OURS = ("raw", "effectonce")
+RIVALS = {
+    "exactly_once": "exactly-once[redis,postgres]==0.2.1",
+    "idemkit": "idemkit[redis,postgres]==1.0.2",
+    "dbos": "dbos==3.3.*",
+    "powertools": "aws-lambda-powertools[redis,aws-sdk]==3.37.*",
+}
+# The parser in C that redis-py speaks through where it finds it, as it does in our environment.
+COMPANIONS = ("hiredis>=3.0",)
 
 # Filling a store with a million keys is the longest thing a worker is asked for.
 ANSWER_TIMEOUT_SECONDS = 1800
@@ -83,9 +91,13 @@ class Worker:
                 pipe.close()
 
 
-def own_pythons() -> dict[str, Path]:
-    """The interpreter of this process, for the raw cases and for effectonce."""
-    return {"raw": Path(sys.executable), "effectonce": Path(sys.executable)}
+def own_pythons(*, with_drivers: bool) -> dict[str, Path]:
+    """For the raw cases, effectonce and the usual code: this interpreter, or the bare one that it was made from.
+
+    What needs no driver is measured without any package installed, as the core of effectonce is meant to be used.
+    """
+    python = Path(sys.executable if with_drivers else sys._base_executable)
+    return dict.fromkeys((*OURS, "usual"), python)
 
 
 def rival_pythons() -> dict[str, Path]:
@@ -93,7 +105,7 @@ def rival_pythons() -> dict[str, Path]:
     version = ".".join(map(str, sys.version_info[:3]))
     home = ROOT / ".venvs" / f"bench-{version}"
     python, stamp = home / "bin" / "python", home / "stamp"
-    wanted = "\n".join(RIVALS.values())
+    wanted = "\n".join((*RIVALS.values(), *COMPANIONS))
     if not (stamp.exists() and stamp.read_text() == wanted):
         print(f"installing {', '.join(RIVALS.values())} ...", file=sys.stderr)
         _install(home, python)
@@ -104,9 +116,10 @@ def rival_pythons() -> dict[str, Path]:
 def _install(home: Path, python: Path) -> None:
     # The root commands know what a bare Debian lacks for a virtual environment, so their function makes this one too.
     make = 'source "$1/scripts/environment.sh" && make_venv "$2" "$3"'
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     for command in (
         ["bash", "-c", make, "bash", str(ROOT), sys.executable, str(home)],
-        [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *RIVALS.values()],
+        [*pip, *RIVALS.values(), *COMPANIONS],
     ):
         done = subprocess.run(command, check=False, stdout=sys.stderr)
         if done.returncode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.cases import Case, Row
 from benchmarks.contenders import Worker, WorkerError
+from benchmarks.servers import NoServer, Servers
 
 # A tenth of a ratio between two ratios is noise on a shared machine.
 GROWTH_SLACK = 0.9
@@ -88,7 +89,12 @@ Progress = Callable[[str], None]
 
 
 def run_case(
-    case: Case, effort: Effort, pythons: dict[str, Path], folder: Path, progress: Progress
+    case: Case,
+    effort: Effort,
+    pythons: dict[str, Path],
+    servers: Servers,
+    folder: Path,
+    progress: Progress,
 ) -> list[Result]:
     """Measure every row of the case, interleaved. A contender that fails is reported, and the others go on."""
     with ExitStack() as stack:
@@ -101,8 +107,10 @@ def run_case(
             results.append(result)
             progress(f"{case.title}: opening {row.label}")
             try:
-                running.append(_open(case, row, result, effort, pythons, scratch / str(number), stack))
-            except WorkerError as error:
+                room = servers.room(case.server, is_timed=not case.gauge) if case.server else nullcontext("")
+                url = stack.enter_context(room)
+                running.append(_open(case, row, result, effort, pythons, url, scratch / str(number), stack))
+            except (NoServer, WorkerError) as error:
                 result.error = str(error)
         repetitions = case.repetitions or effort.repetitions
         for repetition in range(repetitions):
@@ -118,6 +126,7 @@ def _open(
     result: Result,
     effort: Effort,
     pythons: dict[str, Path],
+    url: str,
     folder: Path,
     stack: ExitStack,
 ) -> _Running:
@@ -137,22 +146,25 @@ def _open(
         threads=case.threads,
         slice_seconds=budget if case.is_timed else 0.0,
         prefill=prefill,
+        url=url,
+        tasks=case.tasks,
+        gauge=case.gauge,
     )
     result.version = opened["version"]
     most = row.operations or case.operations
     if case.is_fixed:
-        return _Running(row, worker, max(1, int(most * effort.operations_share)), result)
+        return _Running(row, worker, case.whole_steps(most * effort.operations_share, most), result)
     if case.threads > 1:
         worker.ask("slice", operations=most if case.is_timed else case.threads * 2)
         return _Running(row, worker, most, result)
     # These slices warm up and are thrown away. Each is closer to the budget than the one before, because a short one
     # shows mostly what surrounds it.
-    operations = 5
+    operations = case.whole_steps(5, most)
     for _ in range(4):
         start = perf_counter()
         worker.ask("slice", operations=operations)
         cost = (perf_counter() - start) / operations
-        operations = max(1, min(most, int(budget / cost)))
+        operations = case.whole_steps(budget / cost, most)
     return _Running(row, worker, operations, result)
 
 
@@ -194,4 +206,5 @@ def _pair(case: Case, results: list[Result]) -> None:
     for row, result in zip(case.rows, results, strict=True):
         if row.floor_from is not None:
             reference = by_label[row.floor_from].ratio
-            result.floor = None if reference is None else reference * GROWTH_SLACK
+            floors = [floor for floor in (row.floor, reference and reference * GROWTH_SLACK) if floor]
+            result.floor = max(floors, default=None)

@@ -26,6 +26,8 @@ def amount(value: float, unit: str) -> str:
     """A cost with its unit, three figures long."""
     if unit == "bytes":
         return f"{value:,.0f} B"
+    if unit == "rows":
+        return three_figures(value)
     for factor, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= factor:
             return f"{three_figures(value / factor)} {name}"
@@ -34,7 +36,7 @@ def amount(value: float, unit: str) -> str:
 
 def three_figures(value: float) -> str:
     """12.3 rather than 12.3456, 0.012 rather than 0.01."""
-    if value >= 100:
+    if value >= 100 or value == 0:
         return f"{value:,.0f}"
     if value >= 0.095:
         return f"{value:.{1 if value >= 10 else 2}f}"
@@ -116,6 +118,8 @@ def as_json(measured: Measured, options: dict[str, Any]) -> str:
                 "store": case.store,
                 "operation": case.op,
                 "threads": case.threads,
+                "tasks": case.tasks,
+                "server": case.server,
                 "unit": case.unit,
                 "rows": [result.as_dict() for result in results],
             }

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import memory, parts, sqlite
+from benchmarks.cases import dynamodb, mariadb, memory, parts, postgres, redis, sqlite
 from benchmarks.cases.base import Case, Row
 
 __all__ = ["Case", "Row", "all_cases"]
 
 
-def all_cases(growth_keys: int) -> tuple[Case, ...]:
+def all_cases(growth_keys: int | None) -> tuple[Case, ...]:
     """Everything there is, in the order of the report. Growth goes to that many keys."""
+    local_keys, server_keys = growth_keys or 1_000_000, growth_keys or 2_000_000
     return (
         *memory.CASES,
         *sqlite.CASES,
+        *redis.CASES,
+        *postgres.CASES,
+        *mariadb.CASES,
+        *dynamodb.CASES,
         *parts.CASES,
-        *memory.growth(growth_keys),
-        *sqlite.growth(growth_keys),
+        *memory.growth(local_keys),
+        *sqlite.growth(local_keys),
+        *redis.growth(server_keys),
+        *postgres.growth(server_keys),
         sqlite.PURGE,
+        *postgres.PURGES,
     )

@@ -19,7 +19,7 @@ class Row:
     variant: str = ""
     floor: float | None = None
     floor_from: str | None = None
-    """The floor is that row's own ratio, less a little for noise: "no worse than the raw store"."""
+    """The floor is at least that row's own ratio, less a little for noise: "no worse than the raw store"."""
     limit: float | None = None
     baseline: str = "raw"
     operations: int | None = None
@@ -39,6 +39,14 @@ class Case:
     rows: tuple[Row, ...]
     unit: str = "seconds"
     threads: int = 1
+    tasks: int = 0
+    """Callers on one event loop; 0 means blocking callers."""
+    step: int = 1
+    """The operations of a slice are a multiple of this: a batch, or some for each caller."""
+    gauge: str = ""
+    """A value is what an operation adds to this gauge of the server, instead of the time it takes."""
+    server: str = ""
+    """The server it runs on, as tests/servers calls it."""
     operations: int = 5_000
     """The most operations in a slice."""
     budget_seconds: float = 0.1
@@ -52,8 +60,14 @@ class Case:
     """With threads: a slice lasts for its budget, instead of until each thread has done its share."""
     is_full_only: bool = False
 
+    def whole_steps(self, operations: float, most: int) -> int:
+        """About that many operations, in whole steps, at least one and at most `most`."""
+        return max(1, int(min(operations, most)) // self.step) * self.step
+
 
 RAW = Row("raw", "raw")
+WITHIN = 1.3
+"""How much more a claim may cost on a server with two million keys than with a thousand."""
 
 
 def ours(**bounds: float) -> tuple[Row, Row]:
@@ -64,7 +78,17 @@ def ours(**bounds: float) -> tuple[Row, Row]:
     )
 
 
-def growth_case(store: str, label: str, op: str, keys: int) -> Case:
+def batches(**bounds: float) -> tuple[Row, Row]:
+    """A batch as it comes, with handlers side by side in threads, and one whose handlers take turns."""
+    return (
+        Row("effectonce", "effectonce", floor=bounds.get("floor")),
+        Row("effectonce in turn", "effectonce", "in turn", floor=bounds.get("floor"), note="concurrency=1"),
+    )
+
+
+def growth_case(
+    store: str, label: str, op: str, keys: int, *, server: str = "", floor: float | None = None
+) -> Case:
     """The cost at many keys against the same contender's cost at a thousand, both stores open side by side."""
     return Case(
         name=f"{store}-growth-{op}",
@@ -82,10 +106,12 @@ def growth_case(store: str, label: str, op: str, keys: int) -> Case:
                 "process",
                 prefill=keys,
                 baseline="effectonce, few",
+                floor=floor,
                 floor_from="raw, many",
             ),
         ),
         # Few new keys, or the small store would not stay small.
         operations=100 if op == "new" else 2_000,
+        server=server,
         is_full_only=True,
     )

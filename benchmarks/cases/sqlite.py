@@ -101,6 +101,7 @@ PURGE = Case(
         Row("purged by traffic", "effectonce", "traffic", baseline="quiet", floor=1 / 3),
         Row("purge() in a thread", "effectonce", "thread", baseline="quiet", floor=1 / 3),
     ),
+    prefill=100_000,
     # Few enough that the expired keys last for all repetitions.
     operations=1_000,
     slices=1,

@@ -7,12 +7,13 @@ import itertools
 import json
 import random
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 Run = Callable[[Iterable[str]], object]
+AsyncRun = Callable[[Iterable[str]], Awaitable[object]]
 Fill = Callable[[Sequence[str]], object]
 Figure = dict[str, Any]
 
@@ -42,6 +43,12 @@ class Setup:
     slice_seconds: float = 0.0
     """With threads: how long a slice lasts; 0 means until all is done."""
     prefill: int = 0
+    url: str = ""
+    """A place on a server that is this row's alone: a database, or a table."""
+    tasks: int = 0
+    """Callers on one event loop; 0 means blocking callers."""
+    gauge: str = ""
+    """What to read before and after, instead of the clock."""
 
     def file(self) -> Path:
         """The database file of this row."""
@@ -71,8 +78,12 @@ class Counter:
             tick()
             return RESULT
 
-        # A plain function, as users have: a bound method would cost extra wherever handlers are looked up.
-        self.handle = handle
+        async def ahandle(_: object) -> dict[str, Any]:
+            tick()
+            return RESULT
+
+        # Plain functions, as users have: a bound method would cost extra wherever handlers are looked up.
+        self.handle, self.ahandle = handle, ahandle
 
     def runs(self) -> int:
         """How often the handler ran so far. Reading takes a tick itself, which is left out."""

@@ -1,4 +1,4 @@
-"""DBOS: a workflow without steps, started under the key as its workflow id. It has no in-memory store."""
+"""DBOS: a workflow without steps, started under the key as its workflow id, on SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from dbos import DBOS, SetWorkflowID
 
 from benchmarks.workers.base import RESULT, Counter, Setup, Subject
+from benchmarks.workers.forms import Forms, subject
 from benchmarks.workers.startup import ImportTime
-from benchmarks.workers.timing import FileSize, stream
+from benchmarks.workers.timing import FileSize
 
 DISTRIBUTION = "dbos"
 
@@ -20,16 +21,26 @@ def open_subject(setup: Setup) -> Subject:
     """Open one case of DBOS."""
     if setup.op == "import":
         return ImportTime("dbos")
+    if setup.url:
+        return subject(setup, open_forms(setup))
     if sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42):
         raise RuntimeError("DBOS needs SQLite >= 3.42 on Python >= 3.12")
     # It keeps the journal mode it finds. WAL is what every other contender has, and it is faster.
     with sqlite3.connect(setup.file()) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     connection.close()
+    forms = open_forms(setup)
+    if setup.op == "bytes":
+        return FileSize(setup, forms.run, DBOS.destroy)
+    return subject(setup, forms)
+
+
+def open_forms(setup: Setup) -> Forms:
+    """Launch it on the row's database, where it makes its tables."""
     DBOS(
         config={
             "name": "bench",
-            "system_database_url": f"sqlite:///{setup.file()}",
+            "system_database_url": setup.url or f"sqlite:///{setup.file()}",
             "log_level": "ERROR",
             "console_log_level": "ERROR",
         }
@@ -42,6 +53,11 @@ def open_subject(setup: Setup) -> Subject:
         tick()
         return RESULT
 
+    @DBOS.workflow()
+    async def acharge(order_id: str) -> dict[str, Any]:
+        tick()
+        return RESULT
+
     DBOS.launch()
 
     def run(keys: Iterable[str]) -> None:
@@ -49,6 +65,9 @@ def open_subject(setup: Setup) -> Subject:
             with SetWorkflowID(key):
                 charge(key)
 
-    if setup.op == "bytes":
-        return FileSize(setup, run, DBOS.destroy)
-    return stream(setup, run, counter, close=DBOS.destroy)
+    async def arun(keys: Iterable[str]) -> None:
+        for key in keys:
+            with SetWorkflowID(key):
+                await acharge(key)
+
+    return Forms(counter=counter, run=run, arun=arun, close=DBOS.destroy)

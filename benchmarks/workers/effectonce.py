@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.workers.base import RESULT, Counter, Setup, Subject
+from benchmarks.workers.forms import Forms, subject
 from benchmarks.workers.micro import PAYLOAD, Work, micro_stream
 from benchmarks.workers.purging import ClaimsBesidePurge
 from benchmarks.workers.startup import ImportTime
-from benchmarks.workers.timing import FileSize, stream
+from benchmarks.workers.timing import FileSize
 from benchmarks.workers.waiting import AsyncBody, Body, WaitInThreads, WaitOnLoop
 from effectonce import Message, Receiver, codec, keys
 
 DISTRIBUTION = "effectonce"
+FILL = 500
+"""Keys of a piece of a batch, where a store is filled."""
 
 
 def open_subject(setup: Setup) -> Subject:
@@ -24,18 +27,32 @@ def open_subject(setup: Setup) -> Subject:
         return micro_stream(setup, _work(setup.variant))
     if setup.op == "purge":
         return ClaimsBesidePurge(setup, _url(setup))
+    if setup.op == "wait" and not setup.url:
+        return _waiting(setup, Receiver(_url(setup)))
+    forms = open_forms(setup)
+    if setup.op == "bytes":
+        return FileSize(setup, forms.fill, forms.close)
+    return subject(setup, forms)
+
+
+def open_forms(setup: Setup) -> Forms:
+    """Every form of effectonce. A decorated call is another operation, so it fills its store by itself."""
     receiver = Receiver(_url(setup))
-    if setup.op == "wait":
-        return _waiting(setup, receiver)
     counter = Counter()
-    handle, tick, process = counter.handle, counter.tick, receiver.process
+    handle, ahandle, tick = counter.handle, counter.ahandle, counter.tick
+    process, aprocess = receiver.process, receiver.aprocess
 
     @receiver.idempotent(key="order_id")
     def charge(order_id: str) -> dict[str, Any]:
         tick()
         return RESULT
 
-    def run_process(keys: Iterable[str]) -> None:
+    @receiver.idempotent(key="order_id")
+    async def acharge(order_id: str) -> dict[str, Any]:
+        tick()
+        return RESULT
+
+    def run(keys: Iterable[str]) -> None:
         for key in keys:
             process(Message(id=key), handle)
 
@@ -43,18 +60,37 @@ def open_subject(setup: Setup) -> Subject:
         for key in keys:
             charge(key)
 
-    def fill(keys: Iterable[str]) -> None:
+    async def arun(keys: Iterable[str]) -> None:
+        for key in keys:
+            await aprocess(Message(id=key), ahandle)
+
+    async def arun_decorated(keys: Iterable[str]) -> None:
+        for key in keys:
+            await acharge(key)
+
+    def batch(keys: Iterable[str]) -> None:
         receiver.process_batch([Message(id=key) for key in keys], handle)
 
-    if setup.op == "bytes":
-        return FileSize(setup, fill, receiver.close)
-    if setup.variant == "decorated":
-        return stream(setup, run_decorated, counter, close=receiver.close)
-    return stream(setup, run_process, counter, fill=fill, close=receiver.close)
+    def batch_in_turn(keys: Iterable[str]) -> None:
+        receiver.process_batch([Message(id=key) for key in keys], handle, size=FILL, concurrency=1)
+
+    def call(key: str, body: Body) -> object:
+        return process(Message(id=key), lambda _: body())
+
+    is_decorated = setup.variant == "decorated"
+    return Forms(
+        counter=counter,
+        run=run_decorated if is_decorated else run,
+        arun=arun_decorated if is_decorated else arun,
+        batch=batch_in_turn if setup.variant == "in turn" else batch,
+        call=call,
+        fill=None if is_decorated else batch_in_turn,
+        close=receiver.close,
+    )
 
 
 def _url(setup: Setup) -> str:
-    return "memory://" if setup.store == "memory" else f"sqlite:///{setup.file()}"
+    return setup.url or ("memory://" if setup.store == "memory" else f"sqlite:///{setup.file()}")
 
 
 def _waiting(setup: Setup, receiver: Receiver) -> Subject:

@@ -6,10 +6,12 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterable
+from importlib import import_module
 from time import monotonic
 from typing import Any
 
 from benchmarks.workers.base import Counter, Run, Setup, Subject
+from benchmarks.workers.forms import Forms, subject
 from benchmarks.workers.micro import RAW_WORK, micro_stream
 from benchmarks.workers.raw_sqlite import KEEP_SECONDS, LEASE_SECONDS, RawSqlite
 from benchmarks.workers.timing import FileSize, stream
@@ -20,6 +22,8 @@ PENDING, COMPLETED = 0, 1
 
 def open_subject(setup: Setup) -> Subject:
     """Open one raw case."""
+    if setup.url:
+        return subject(setup, open_forms(setup))
     if setup.op == "micro":
         return micro_stream(setup, RAW_WORK[setup.variant])
     if setup.op == "wait":
@@ -35,6 +39,12 @@ def open_subject(setup: Setup) -> Subject:
     return stream(
         setup, raw.replay if setup.op == "dup" else raw.run, counter, fill=raw.fill, close=raw.close
     )
+
+
+def open_forms(setup: Setup) -> Forms:
+    """The raw client of a server, in `raw_<store>.py`. Only where there is one is its driver installed."""
+    forms: Forms = import_module(f"benchmarks.workers.raw_{setup.store}").open_forms(setup)
+    return forms
 
 
 def _memory_run(counter: Counter) -> Run:

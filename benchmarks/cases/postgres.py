@@ -1,0 +1,147 @@
+"""PostgreSQL against psycopg, which sends one prepared statement to claim and one to complete."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, ours
+
+SELECT = Row("raw, SELECT alone", "raw", "select", note="answers, but could not claim")
+EXACTLY_ONCE = Row("exactly-once", "exactly_once")
+IDEMKIT = Row("idemkit", "idemkit")
+IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
+DBOS = Row("DBOS", "dbos")
+
+_case = partial(Case, group="postgres", store="postgres", server="postgres")
+_crowd = partial(_case, tasks=64, step=256, operations=16_384, budget_seconds=0.4, slices=2)
+_exact = partial(_case, unit="bytes", is_fixed=True)
+
+CASES = (
+    _case(
+        name="postgres-new",
+        title="PostgreSQL, 1 caller, new",
+        op="new",
+        rows=(RAW, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT, IDEMKIT_ASYNCIO, DBOS),
+        budget_seconds=0.3,
+    ),
+    _case(
+        name="postgres-dup",
+        title="PostgreSQL, 1 caller, dup",
+        op="dup",
+        rows=(RAW, SELECT, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT, IDEMKIT_ASYNCIO, DBOS),
+        prefill=500,
+        budget_seconds=0.2,
+    ),
+    _crowd(
+        name="postgres-new-64",
+        title="PostgreSQL, asyncio, 64 callers (raw: a pool of 16), new",
+        op="new",
+        rows=(RAW, *ours(floor=5.0), EXACTLY_ONCE, IDEMKIT),
+    ),
+    _crowd(
+        name="postgres-dup-64",
+        title="PostgreSQL, asyncio, 64 callers (raw: a pool of 16), dup",
+        op="dup",
+        rows=(RAW, SELECT, *ours(floor=8.0), EXACTLY_ONCE, IDEMKIT),
+        prefill=1_000,
+    ),
+    _case(
+        name="postgres-batch",
+        title="PostgreSQL, batch of 100, new (for information)",
+        op="batch",
+        rows=(RAW, *batches()),
+        step=100,
+        budget_seconds=0.2,
+    ),
+    _exact(
+        name="postgres-bytes",
+        title="PostgreSQL, bytes per key, index included (36-char key, 102-byte result)",
+        op="new",
+        rows=(RAW, Row("effectonce", "effectonce", limit=300.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        gauge="postgres-size",
+        operations=10_000,
+        slices=1,
+        repetitions=1,
+    ),
+    _exact(
+        name="postgres-wal-new",
+        title="PostgreSQL, bytes of log per new key",
+        op="new",
+        rows=(RAW, Row("effectonce", "effectonce", limit=650.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        gauge="postgres-wal",
+        operations=1_000,
+        slices=1,
+        repetitions=3,
+    ),
+    _exact(
+        name="postgres-wal-dup",
+        title="PostgreSQL, bytes of log per duplicate",
+        op="dup",
+        rows=(RAW, Row("effectonce", "effectonce", limit=0.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        gauge="postgres-wal",
+        prefill=100,
+        operations=1_000,
+        slices=1,
+        repetitions=3,
+    ),
+    _exact(
+        name="postgres-dead-rows",
+        title="PostgreSQL, dead rows per new key (for information)",
+        op="new",
+        rows=(RAW, Row("effectonce", "effectonce"), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        unit="rows",
+        gauge="postgres-dead-rows",
+        operations=5_000,
+        slices=1,
+        repetitions=1,
+    ),
+    _case(
+        name="postgres-wait",
+        title="PostgreSQL, a waiting duplicate, in another process",
+        op="wait",
+        rows=(
+            RAW,
+            Row("effectonce", "effectonce", limit=2e-3),
+            Row("exactly-once", "exactly_once", note="polls"),
+            IDEMKIT,
+        ),
+        operations=40,
+        budget_seconds=0.6,
+        slices=2,
+    ),
+)
+
+
+def _purge(name: str, expired: int, **more: bool) -> Case:
+    return _case(
+        name=name,
+        title=f"PostgreSQL, claim p99 while {expired:,} expired keys are purged (ratio to quiet)",
+        op="purge",
+        rows=(
+            Row("quiet", "effectonce", "quiet", baseline=""),
+            # Half as slow again at most.
+            Row("purged by traffic", "effectonce", "traffic", baseline="quiet", floor=1 / 1.5),
+            Row("purge() in a thread", "effectonce", "thread", baseline="quiet", floor=1 / 1.5),
+        ),
+        prefill=expired,
+        # Few enough that the expired keys last for all repetitions.
+        operations=500,
+        slices=1,
+        repetitions=5,
+        is_fixed=True,
+        **more,
+    )
+
+
+PURGES = (
+    _purge("postgres-purge", 100_000),
+    _purge("postgres-purge-million", 1_000_000, is_full_only=True),
+)
+
+
+def growth(keys: int) -> tuple[Case, ...]:
+    """New and duplicate calls at many keys."""
+    return tuple(
+        growth_case("postgres", "PostgreSQL", op, keys, server="postgres", floor=1 / WITHIN)
+        for op in ("new", "dup")
+    )

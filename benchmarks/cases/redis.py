@@ -1,0 +1,99 @@
+"""Redis and Valkey against redis-py, which sends one script to claim and one to complete."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, ours
+
+POWERTOOLS = Row("Powertools", "powertools")
+EXACTLY_ONCE = Row("exactly-once", "exactly_once")
+IDEMKIT = Row("idemkit", "idemkit")
+IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
+USUAL = Row("usual code", "usual", note="by hand, unfenced")
+BLOCKING = (POWERTOOLS, EXACTLY_ONCE, IDEMKIT, IDEMKIT_ASYNCIO, USUAL)
+ASYNCIO = (EXACTLY_ONCE, IDEMKIT, USUAL)
+
+_case = partial(Case, group="redis", store="redis", server="valkey")
+_crowd = partial(_case, tasks=64, step=256, operations=16_384, budget_seconds=0.3, slices=2)
+
+CASES = (
+    _case(name="redis-new", title="Redis, 1 caller, new", op="new", rows=(RAW, *ours(floor=1.0), *BLOCKING)),
+    _case(
+        name="redis-dup",
+        title="Redis, 1 caller, dup",
+        op="dup",
+        rows=(RAW, *ours(floor=1.0), *BLOCKING),
+        prefill=1_000,
+    ),
+    _crowd(
+        name="redis-new-64",
+        title="Redis, asyncio, 64 callers, new",
+        op="new",
+        rows=(RAW, *ours(floor=4.0), *ASYNCIO),
+    ),
+    _crowd(
+        name="redis-dup-64",
+        title="Redis, asyncio, 64 callers, dup",
+        op="dup",
+        rows=(RAW, *ours(floor=5.0), *ASYNCIO),
+        prefill=2_000,
+    ),
+    _case(
+        name="redis-new-16",
+        title="Redis, 16 threads, new, 50 each",
+        op="new",
+        rows=(RAW, *ours(floor=3.0), POWERTOOLS, EXACTLY_ONCE, USUAL),
+        threads=16,
+        operations=800,
+        slices=2,
+    ),
+    _case(
+        name="redis-batch",
+        title="Redis, batch of 100, new",
+        op="batch",
+        rows=(RAW, *batches(floor=1.0)),
+        step=100,
+    ),
+    _case(
+        name="redis-bytes",
+        title="Redis, bytes per key (36-char key, 102-byte result, expiry set)",
+        op="new",
+        rows=(
+            RAW,
+            Row("effectonce", "effectonce", limit=300.0),
+            POWERTOOLS,
+            EXACTLY_ONCE,
+            IDEMKIT_ASYNCIO,
+            USUAL,
+        ),
+        unit="bytes",
+        gauge="redis-memory",
+        # Three quarters of a power of two: the server's tables, which double when they are full, are half-way.
+        operations=24_576,
+        slices=1,
+        repetitions=1,
+        is_fixed=True,
+    ),
+    _case(
+        name="redis-wait",
+        title="Redis, a waiting duplicate, in another process",
+        op="wait",
+        rows=(
+            RAW,
+            Row("effectonce", "effectonce", limit=1e-3),
+            Row("exactly-once", "exactly_once", note="polls"),
+            IDEMKIT,
+        ),
+        operations=40,
+        budget_seconds=0.6,
+        slices=2,
+    ),
+)
+
+
+def growth(keys: int) -> tuple[Case, ...]:
+    """New and duplicate calls at many keys."""
+    return tuple(
+        growth_case("redis", "Redis", op, keys, server="valkey", floor=1 / WITHIN) for op in ("new", "dup")
+    )

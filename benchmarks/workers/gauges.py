@@ -1,0 +1,66 @@
+"""What an operation leaves behind on a server: bytes in memory or on disk, bytes of log, dead rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.workers.base import Figure, Subject
+
+Gauge = Callable[[str], float]
+WARM_UP = 64
+
+
+class Gauged:
+    """Reads a gauge of the server before and after each slice of a stream."""
+
+    def __init__(self, stream: Subject, gauge: Gauge, url: str) -> None:
+        self._stream, self._gauge, self._url = stream, gauge, url
+        # What is made at first use isn't part of a key.
+        stream.slice(WARM_UP)
+
+    def slice(self, operations: int) -> Figure:
+        """What one operation added."""
+        before = self._gauge(self._url)
+        self._stream.slice(operations)
+        return {"value": (self._gauge(self._url) - before) / operations, "operations": operations}
+
+    def close(self) -> None:
+        """Close the contender."""
+        self._stream.close()
+
+
+def _redis_memory(url: str) -> float:
+    """Everything that the server uses: keys, values, expiries, and its tables of them."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        return float(client.info("memory")["used_memory"])
+
+
+def _postgres(query: str) -> Gauge:
+    def ask(url: str) -> float:
+        import psycopg
+
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(query.encode())
+            while cursor.nextset():
+                pass
+            row: Any = cursor.fetchone()
+        return float(row[0])
+
+    return ask
+
+
+DEAD_ROWS = """
+CREATE EXTENSION IF NOT EXISTS pgstattuple;
+SELECT coalesce(sum((pgstattuple(relid)).dead_tuple_count), 0) FROM pg_stat_user_tables
+"""
+
+GAUGES: dict[str, Gauge] = {
+    "redis-memory": _redis_memory,
+    # Tables, indexes, and what belongs to them.
+    "postgres-size": _postgres("SELECT pg_database_size(current_database())"),
+    "postgres-wal": _postgres("SELECT pg_current_wal_insert_lsn() - '0/0'"),
+    "postgres-dead-rows": _postgres(DEAD_ROWS),
+}
