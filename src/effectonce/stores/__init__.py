@@ -16,6 +16,8 @@ __all__ = ["Breaker", "Circuit", "Features", "GuardedStore", "Health", "Store", 
 SCHEMES = {
     "memory": "memory:MemoryStore",
     "sqlite": "sqlite:SQLiteStore",
+    **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster"), "redis:RedisStore"),
+    **dict.fromkeys(("valkey", "valkeys", "valkey+cluster", "valkeys+cluster"), "redis:RedisStore"),
     "postgresql": "postgres:PostgresStore",
     "postgres": "postgres:PostgresStore",
     "postgresql+asyncpg": "postgres:PostgresStore",

@@ -1,0 +1,279 @@
+"""Connections of event loops: all callers of a loop share one to each server, and a turn's commands are one write.
+
+Replies come in the order of the commands, so a connection only has to remember who waits for how many. A caller who
+stops waiting disturbs nobody: its replies are thrown away when they come. No call has a task or a timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, cast
+
+from ..errors import StoreError, StoreUnavailable
+from ._redis_records import command
+from ._redis_wire import (
+    HANG_UP,
+    MORE,
+    Address,
+    Answers,
+    ProtocolError,
+    Requests,
+    Target,
+    check_greeting,
+    closed,
+    greeting,
+    new_reader,
+    told,
+    unreachable,
+)
+
+Waiting = asyncio.Future[Any]
+ONE = 0
+"""Stands for the number of replies when there is one and it is to come alone, not in a list."""
+
+
+class Link(asyncio.Protocol):
+    """A connection that all callers of one event loop share. ``links`` has it as long as it is open."""
+
+    def __init__(self, target: Target, address: Address, links: dict[Address, Link]) -> None:
+        self._target, self._address, self._links = target, address, links
+        self._loop = asyncio.get_running_loop()
+        self._reader = new_reader()
+        self._transport: asyncio.Transport | None = None
+        self._outbox: list[tuple[bytes, Waiting | None, int]] = []
+        self._sent: deque[tuple[Waiting | None, int, float]] = deque()
+        self._replies: list[Any] = []
+        self._unconfirmed: list[tuple[Waiting, Any]] = []
+        self._wait = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._can_tell = False
+        self._listeners: dict[bytes, set[asyncio.Future[None]]] = {}
+
+    async def greet(self) -> None:
+        """Log in, and let others use the connection."""
+        hello = greeting(self._target)
+        replies = await self.ask(b"".join(hello), len(hello))
+        self._can_tell = check_greeting(self._target, self._address, replies)
+        if self._transport is None:
+            raise ConnectionError("the server closed the connection")
+        self._wait = self._target.waiting
+        self._links[self._address] = self
+
+    def ask(self, data: bytes, count: int = ONE) -> Waiting:
+        """Have commands sent at the end of this turn of the loop."""
+        future = self._loop.create_future()
+        if self._transport is None:
+            future.set_exception(unreachable(self._target, self._address, None))
+            return future
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append((data, future, count))
+        return future
+
+    async def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
+        """Send a request to be told something on a channel and wait until it is. None from a server that can't tell."""
+        if not self._can_tell:
+            return None
+        listeners = self._listeners.setdefault(channel, set())
+        end: asyncio.Future[None] = self._loop.create_future()
+        listeners.add(end)
+        timer = self._loop.call_later(seconds, _wake, end)
+        try:
+            reply = await self.ask(command(b"SUBSCRIBE", channel) + request)
+            if reply == 1:
+                await end
+            return reply
+        finally:
+            timer.cancel()
+            listeners.discard(end)
+            if not listeners:
+                self._listeners.pop(channel, None)
+                if self._transport is not None:
+                    self._transport.write(command(b"UNSUBSCRIBE", channel))
+
+    def hang_up(self, error: BaseException | None = None) -> None:
+        """End the connection at once, and tell who waits."""
+        if self._links.get(self._address) is self:
+            del self._links[self._address]
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        waiting: list[Waiting | None] = [future for future, _ in self._unconfirmed]
+        waiting += [future for future, _, _ in self._sent] + [future for _, future, _ in self._outbox]
+        self._unconfirmed, self._outbox = [], []
+        self._sent.clear()
+        for future in waiting:
+            if future is not None and not future.done():
+                future.set_exception(unreachable(self._target, self._address, error))
+        for channel in list(self._listeners):
+            self._tell(channel)
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.hang_up(exc)
+
+    def data_received(self, data: bytes) -> None:
+        gets, sent = self._reader.gets, self._sent
+        try:
+            self._reader.feed(data)
+            while (reply := gets()) is not MORE:
+                if (channel := told(reply)) is not None:
+                    self._tell(channel)
+                    continue
+                future, count, _ = sent[0]
+                if count != ONE:
+                    self._replies.append(reply)
+                    if len(self._replies) < count:
+                        continue
+                    reply, self._replies = self._replies, []
+                sent.popleft()
+                if self._wait:
+                    self._hold_back(future, reply)
+                elif future is not None and not future.done():
+                    future.set_result(reply)
+        except ProtocolError as error:
+            self.hang_up(error)
+
+    def _flush(self) -> None:
+        """Send what this turn of the loop asked for."""
+        outbox, transport = self._outbox, self._transport
+        if not outbox or transport is None:
+            return
+        if self._wait:
+            outbox.append((self._wait, None, ONE))
+        self._outbox = []
+        now = self._loop.time()
+        self._sent.extend([(future, count, now) for _, future, count in outbox])
+        transport.write(b"".join([data for data, _, _ in outbox]))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._target.timeout, self._look)
+
+    def _look(self) -> None:
+        """See whether somebody has waited too long: then nobody can tell what the next reply belongs to."""
+        self._timer = None
+        if not self._sent:
+            return
+        left = self._sent[0][2] + self._target.timeout - self._loop.time()
+        if left <= 0:
+            self.hang_up(TimeoutError())
+        else:
+            self._timer = self._loop.call_later(left, self._look)
+
+    def _tell(self, channel: bytes) -> None:
+        for listener in self._listeners.get(channel, ()):
+            _wake(listener)
+
+    def _hold_back(self, future: Waiting | None, reply: Any) -> None:
+        """Replies count when replicas have what was written, which the reply to WAIT tells for all before it."""
+        if future is not None:
+            self._unconfirmed.append((future, reply))
+            return
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for waiting, answer in unconfirmed:
+            if not waiting.done():
+                try:
+                    self._target.check_replicas(reply)
+                    waiting.set_result(answer)
+                except StoreUnavailable as error:
+                    waiting.set_exception(error)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Lines:
+    """The connections of one event loop: one to each server."""
+
+    def __init__(self, target: Target) -> None:
+        self.links: dict[Address, Link] = {}
+        """Those that are open."""
+        self._target = target
+        self._closed = False
+        self._opening: dict[Address, asyncio.Task[Link]] = {}
+        self._end = self._until_the_loop_ends()
+        with suppress(StopIteration):  # as far as the yield: from now on the loop knows that there is an end
+            self._end.__anext__().send(None)
+
+    async def exchange(self, requests: Requests) -> Answers:
+        """Ask several servers at once."""
+        answers: Answers = {}
+        asked: dict[Address, Waiting] = {}
+        try:
+            for address, request in requests.items():
+                if request is HANG_UP:
+                    if link := self.links.get(address):
+                        link.hang_up()
+                    continue
+                try:
+                    asked[address] = (self.links.get(address) or await self.open(address)).ask(*request)
+                except StoreError as error:
+                    answers[address] = error
+            for address, waiting in asked.items():
+                try:
+                    answers[address] = await waiting
+                except StoreError as error:
+                    answers[address] = error
+        except BaseException:
+            for waiting in asked.values():
+                waiting.cancel()
+            raise
+        return answers
+
+    async def open(self, address: Address) -> Link:
+        """Connect. All who want the same server wait for one connection, whoever of them stops waiting."""
+        if self._closed:
+            raise closed()
+        task = self._opening.get(address)
+        if task is None:
+            task = self._opening[address] = asyncio.ensure_future(self._open(address))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closed = True
+        for link in list(self.links.values()):
+            link.hang_up(closed())
+
+    async def _open(self, address: Address) -> Link:
+        host, port = address
+        target, loop, link = self._target, asyncio.get_running_loop(), None
+        try:
+            async with asyncio.timeout(target.timeout):
+                _, link = await loop.create_connection(
+                    lambda: Link(target, address, self.links),
+                    host,
+                    port,
+                    ssl=target.tls,
+                    server_hostname=host if target.tls else None,
+                )
+                await link.greet()
+            if self._closed:
+                raise closed()
+        except BaseException as error:
+            if link is not None:
+                link.hang_up()
+            if isinstance(error, OSError | ProtocolError):
+                raise unreachable(target, address, error) from error
+            raise
+        finally:
+            del self._opening[address]
+        return link
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        """An asynchronous generator that never goes on is closed when its loop comes to an end."""
+        try:
+            yield
+        finally:
+            self.close()

@@ -1,0 +1,163 @@
+"""Which server has which key, and how a command gets there: to the only one, or through a cluster.
+
+Nothing here speaks to a server. ``Routes`` has dialogues: they yield what to ask which servers, and get the answers,
+whoever carries them.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from ..errors import StoreError, StoreUnavailable
+from ._redis_records import Commands, command
+from ._redis_wire import HANG_UP, Address, Answers, ReplyError, Requests, Target, complaint
+from ._steps import Step
+
+T = TypeVar("T")
+
+SLOTS: Final = 16_384
+MOST_TURNS: Final = 5
+"""How often a command is sent on before a cluster is told to be in disorder."""
+
+NO_PRIMARY: Final = ("READONLY", "MASTERDOWN")
+"""After these errors the next connection may find another server under the same name."""
+
+Dialogue = Generator[Requests, Answers, T]
+"""Asks servers and gets their answers, whoever carries them."""
+
+
+class Errand(NamedTuple):
+    """A command on its way to a server. Of its replies the last one counts."""
+
+    address: Address
+    data: bytes
+    replies: int = 1
+
+
+class Routes:
+    """Which server has which key, and how a command gets there: to the only one, or through a cluster."""
+
+    def __init__(self, target: Target, commands: Commands) -> None:
+        self.only = None if target.clustered else target.seeds[0]
+        self._seeds = target.seeds
+        self._commands = commands
+        self._slots: list[Address | None] = []
+
+    def servers(self, *, anew: bool = True) -> Dialogue[list[Address]]:
+        """Every server that has keys."""
+        if self.only is not None:
+            return [self.only]
+        if anew or not self._slots:
+            yield from self._discovering()
+        return sorted({address for address in self._slots if address is not None})
+
+    def finding(self, key: str) -> Dialogue[Address]:
+        """The server that has a key."""
+        if self.only is None and not self._slots:
+            yield from self._discovering()
+        return self._address_of(key)
+
+    def delivering(self, steps: Sequence[Step], commands: Sequence[bytes]) -> Dialogue[list[Any]]:
+        """Have the commands of steps done where their keys are."""
+        if self.only is None and not self._slots:
+            yield from self._discovering()
+        errands = {
+            number: Errand(self._address_of(step.key), data)
+            for number, (step, data) in enumerate(zip(steps, commands, strict=True))
+        }
+        replies: dict[int, Any] = {}
+        for _ in range(MOST_TURNS):
+            streams = self._streams((yield _requests(errands.values())))
+            for number, errand in list(errands.items()):
+                *_, reply = islice(streams[errand.address], errand.replies)
+                if type(reply) is not ReplyError:
+                    replies[number] = reply
+                    del errands[number]
+                elif onward := self._onward(errand.address, commands[number], str(reply).split()):
+                    errands[number] = onward
+                else:
+                    if str(reply).startswith(NO_PRIMARY):
+                        yield {errand.address: HANG_UP}
+                    raise complaint(errand.address, reply, steps[number].key)
+            if not errands:
+                return [replies[number] for number in range(len(steps))]
+        raise StoreUnavailable("The cluster sends us from server to server. Try again with the same key.")
+
+    def _streams(self, answers: Answers) -> dict[Address, Iterator[Any]]:
+        for answer in answers.values():
+            if isinstance(answer, StoreError):
+                self._slots = []  # perhaps others have its keys now
+                raise answer
+        return {address: iter(cast("list[Any]", answer)) for address, answer in answers.items()}
+
+    def _onward(self, address: Address, data: bytes, words: list[str]) -> Errand | None:
+        """Where a command goes next whose reply was an error; None if nowhere."""
+        if words[0] == "NOSCRIPT":
+            load = self._commands.load
+            return Errand(address, b"".join([*load, data]), len(load) + 1)
+        if self.only is None and words[0] in ("MOVED", "ASK"):
+            host, _, port = words[2].rpartition(":")
+            place = (host or address[0], int(port))
+            if words[0] == "ASK":
+                return Errand(place, command(b"ASKING") + data, 2)
+            if slots := self._slots:
+                slots[int(words[1])] = place
+            return Errand(place, data)
+        return None
+
+    def _address_of(self, key: str) -> Address:
+        if self.only is not None:
+            return self.only
+        slots = self._slots
+        address = slots[slot_of(self._commands.name(key))] if slots else None
+        if address is None:
+            self._slots = []
+            raise StoreUnavailable("No server of the cluster is known to have this key. Try again.", key=key)
+        return address
+
+    def _discovering(self) -> Dialogue[None]:
+        """Ask for the map of the cluster, one server after another until one knows."""
+        failure: StoreError = StoreUnavailable("No server of the cluster is known.")
+        for address in self._seeds:
+            answer = (yield {address: (command(b"CLUSTER", b"SLOTS"), 1)})[address]
+            if isinstance(answer, StoreError):
+                failure = answer
+            elif isinstance(answer[0], ReplyError):
+                failure = complaint(address, answer[0])
+            else:
+                self._draw(answer[0], address)
+                return
+            self._seeds = (
+                *(seed for seed in self._seeds if seed != address),
+                address,
+            )  # not the first next time
+        raise failure
+
+    def _draw(self, ranges: list[Any], asked: Address) -> None:
+        slots: list[Address | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in ranges:
+            place = (host.decode() if host else asked[0], port)
+            slots[first : last + 1] = [place] * (last + 1 - first)
+        self._slots = slots
+        self._seeds = tuple(dict.fromkeys([*self._seeds, *(place for place in slots if place)]))
+
+
+def slot_of(name: bytes) -> int:
+    """The slot of a cluster that a key is in. What stands in its first braces decides, if anything does."""
+    start = name.find(b"{") + 1
+    end = name.find(b"}", start) if start else -1
+    return crc_hqx(name[start:end] if end > start else name, 0) % SLOTS
+
+
+def _requests(errands: Iterable[Errand]) -> Requests:
+    """One request for each server."""
+    places: dict[Address, list[Errand]] = {}
+    for errand in errands:
+        places.setdefault(errand.address, []).append(errand)
+    return {
+        address: (b"".join([errand.data for errand in those]), sum([errand.replies for errand in those]))
+        for address, those in places.items()
+    }

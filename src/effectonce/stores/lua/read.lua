@@ -1,0 +1,2 @@
+-- Read a record.
+return found()
