@@ -12,6 +12,7 @@ import pymysql
 import pytest
 from tests.servers.fixtures import HasURL
 
+from effectonce._blocking import run
 from effectonce.stores import Store, open_store
 from effectonce.stores._mysql_sql import Language, Server, Talk
 from effectonce.stores.mysql import MySQLStore
@@ -41,7 +42,7 @@ def table(mariadb: HasURL) -> Iterator[str]:
     """A table of its own for each class; making one for each test would take longer than the tests."""
     name = f"contract_{uuid4().hex}"
     with MySQLStore.from_url(mariadb.url, {"table": name}) as store:
-        store.migrate()
+        run(store.migrate())
     yield name
     with closing(connect(mariadb.url)) as connection:
         connection.cursor().execute(f"DROP TABLE {name}")

@@ -16,7 +16,7 @@ PROLOGUE = "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket=NULL;\nSET
 FIRST_STATEMENTS = f"""\
 CREATE DATABASE IF NOT EXISTS {DATABASE};
 CREATE USER IF NOT EXISTS {USER}@'%' IDENTIFIED BY '{PASSWORD}';
-GRANT ALL ON *.* TO {USER}@'%';
+GRANT ALL ON *.* TO {USER}@'%' WITH GRANT OPTION;
 """
 # What Debian's own configuration says; we read none, since a machine's may say anything.
 DEFAULTS = {"character_set_server": "utf8mb4", "collation_server": "utf8mb4_general_ci"}

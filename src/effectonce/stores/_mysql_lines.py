@@ -23,12 +23,14 @@ MULTI_STATEMENTS: Final = 1 << 16
 """The client's word that a packet may hold several statements."""
 FAREWELLS: Final = {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031}
 """Errors with which a server ends a connection."""
+TURNED_AWAY: Final = {1044, 1045, 1049, 1130, 1698}
 READ_ONLY: Final = {1290, 1792, 1836}
 """A replica, or a primary that is one no longer: this connection leads to the wrong place."""
 
 
 # MySQL's protocol, as far as it is read here.
 COM_QUERY: Final = 3
+QUIT: Final = b"\1\0\0\0\1"
 OK, NULL, END, ERROR = 0x00, 0xFB, 0xFE, 0xFF
 END_LENGTH: Final = 9
 """What is longer is a row that begins with a large value."""
@@ -236,6 +238,9 @@ class LoopLine:
 
     def close(self) -> None:
         with suppress(RuntimeError):  # its loop is closed
+            transport = self._connection._transport
+            if transport is not None:
+                transport.write(QUIT)
             self._connection.close()
 
 
@@ -324,9 +329,13 @@ class Lines:
         try:
             line = await self._connect(self._address)
         except Refusal as refusal:
+            advice = (
+                "Check the URL's user, password and database."
+                if refusal.code in TURNED_AWAY
+                else "Try again."
+            )
             raise StoreUnavailable(
-                f"{self._address.shown} is not open to us: {refusal} (error {refusal.code}). Check the URL's user, "
-                "password and database."
+                f"{self._address.shown} is not open to us: {refusal} (error {refusal.code}). {advice}"
             ) from refusal
         except RuntimeError as error:  # neither driver can give some kinds of passwords without help
             raise StoreMismatch(

@@ -161,27 +161,33 @@ class Language:
 
     def find_table(self, create: bool) -> Talk[bool]:
         """Make sure that the table is there and ours; whether it had to be made."""
-        made = False
-        while True:
-            (result,) = yield [self.sql["whose"]]
-            if result.rows:
-                engine, comment = ((value or b"").decode() for value in result.rows[0])
-                self._check(engine, comment)
-                return made
-            if made or not create:
+        if (yield from self._is_there()):
+            return False
+        if not create:
+            raise StoreMismatch(
+                f"There is no table {self.table} in this database. Run `effectonce migrate URL` as a user who may "
+                "create it, or leave out create=no."
+            )
+        try:
+            yield [self.sql["schema"]]
+            made = True
+        except Refusal as refusal:
+            made = False
+            if refusal.code != ALREADY_THERE:  # not just now by another process
                 raise StoreMismatch(
-                    f"There is no table {self.table} in this database. Run `effectonce migrate URL` as a user who may "
-                    "create it, or leave out create=no."
-                )
-            try:
-                yield [self.sql["schema"]]
-                made = True
-            except Refusal as refusal:
-                if refusal.code != ALREADY_THERE:
-                    raise StoreMismatch(
-                        f"There is no table {self.table}, and this user can't create it: {refusal} (error "
-                        f"{refusal.code}). Have somebody who may run `effectonce migrate URL`."
-                    ) from refusal
+                    f"There is no table {self.table}, and this user can't create it: {refusal} (error {refusal.code}). "
+                    "Have somebody who may run `effectonce migrate URL`."
+                ) from refusal
+        if not (yield from self._is_there()):
+            raise StoreMismatch(f"There is a table {self.table}, but this user may not see it. {GRANT}")
+        return made
+
+    def _is_there(self) -> Talk[bool]:
+        (result,) = yield [self.sql["whose"]]
+        for row in result.rows:
+            engine, comment = ((value or b"").decode() for value in row)
+            self._check(engine, comment)
+        return bool(result.rows)
 
     def _check(self, engine: str, comment: str) -> None:
         ours = re.match(r"effectonce schema (\d+)\b", comment)

@@ -22,7 +22,7 @@ from .._fork import tell_of_forks
 from .._records import Record, State
 from ..errors import StoreUnavailable, UsageError
 from ._group import Group
-from ._mysql_lines import Address, Lines, driver, open_loop_line, open_thread_line
+from ._mysql_lines import Address, Line, Lines, driver, open_loop_line, open_thread_line
 from ._mysql_sql import Language, Refusal, Server, Talk
 from ._mysql_steps import Stepper
 from ._steps import Step, SteppingStore
@@ -52,7 +52,7 @@ class _Verbs(SteppingStore):
         """Have a talk with the server."""
         raise NotImplementedError
 
-    async def ask_patiently(self, begin: Begin[T]) -> T:
+    async def ask_alone(self, begin: Begin[T], introduction: Callable[[], Talk[Server]]) -> T:
         """Have a talk that may take long, on a line of its own."""
         raise NotImplementedError
 
@@ -62,7 +62,8 @@ class _Verbs(SteppingStore):
 
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
         """Records in key order. States are not indexed: looking for one may go through the whole table."""
-        return await self.ask_patiently(lambda _: self.store.language.scan(state, after, limit))
+        store = self.store
+        return await self.ask_alone(lambda _: store.language.scan(state, after, limit), store.introduce)
 
     async def now(self) -> float:
         """The server's clock."""
@@ -70,7 +71,11 @@ class _Verbs(SteppingStore):
 
     async def stats(self) -> StoreStats:
         """Count what is there. The whole table is read for it; nobody has to wait meanwhile."""
-        return await self.ask_patiently(lambda _: self.store.language.stats())
+        return await self.ask_alone(lambda _: self.store.language.stats(), self.store.introduce)
+
+    async def migrate(self) -> bool:
+        """Make the table if it is not there; whether it had to be made. For a user who may."""
+        return await self.ask_alone(lambda _: self.store.language.find_table(create=True), self.store.greet)
 
 
 class MySQLStore(_Verbs):
@@ -139,6 +144,12 @@ class MySQLStore(_Verbs):
             "tls": str, "tls_ca": str, "socket": str,
         }  # fmt: skip
         parts = urlsplit(url)
+        database = unquote(parts.path.removeprefix("/"))
+        if not database or "/" in database or parts.fragment:
+            raise UsageError(
+                f"{shown(url)!r} names no database. Write mysql://user:password@host:3306/database, with every / ? # "
+                "and @ of the password percent-encoded."
+            )
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
             place: dict[str, Any] = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
@@ -147,12 +158,6 @@ class MySQLStore(_Verbs):
                 f"{shown(url)!r} has a port or an option that is unknown or makes no sense. Known are table=NAME, "
                 "create=yes|no, timeout=SECONDS, durability=full|server, tls=no|yes|verify, tls_ca=FILE, socket=PATH."
             ) from None
-        database = unquote(parts.path.removeprefix("/"))
-        if not database or "/" in database or parts.fragment:
-            raise UsageError(
-                f"{shown(url)!r} names no database. Write mysql://user:password@host:3306/database, with every / ? # "
-                "and @ of the password percent-encoded."
-            )
         user = None if parts.username is None else unquote(parts.username)
         return cls(database, user=user, password=unquote(parts.password or ""), **place, **chosen)
 
@@ -170,21 +175,18 @@ class MySQLStore(_Verbs):
         with lane.group.lead:
             return await self.carried(lane.lines, begin)
 
-    async def ask_patiently(self, begin: Begin[T]) -> T:
+    async def ask_alone(self, begin: Begin[T], introduction: Callable[[], Talk[Server]]) -> T:
         """Have a talk that may take long, on a line of its own."""
-        return await self.carried(
-            Lines(open_thread_line, self.patient_address, self.introduce, most=0), begin
-        )
+        return await self.carried(Lines(open_thread_line, self.patient_address, introduction, most=0), begin)
+
+    def ddl(self) -> str:
+        """The statements that ``migrate`` executes on an empty database."""
+        return f"{self.language.sql['schema']};\n"
 
     def for_asyncio(self) -> Store:
         """The same verbs on event loops."""
         driver("asyncmy")
         return _OnLoop(self)
-
-    def migrate(self) -> bool:
-        """Make the table if it is not there; whether it had to be made. For a user who may."""
-        lines = Lines(open_thread_line, self.patient_address, self._greet, most=0)
-        return _finished(self.carried(lines, lambda _: self.language.find_table(create=True)))
 
     def close(self) -> None:
         """Hang up. What is on its way is finished first."""
@@ -193,11 +195,11 @@ class MySQLStore(_Verbs):
             with lane.group.lead:
                 lane.lines.hang_up()
         for loop, held in list(self.loops.items()):
-            if loop.is_running():
+            if loop.is_running() and loop is not asyncio._get_running_loop():
                 with suppress(RuntimeError):  # it has just ended
-                    loop.call_soon_threadsafe(held.hang_up)
+                    loop.call_soon_threadsafe(held.lines.hang_up)
             else:
-                held.hang_up()
+                held.lines.hang_up()
 
     def before_fork(self) -> None:
         """A fork disturbs nobody here."""
@@ -231,19 +233,20 @@ class MySQLStore(_Verbs):
 
     def introduce(self) -> Talk[Server]:
         """What is said first on a line. The table is looked at once."""
-        server = yield from self._greet()
+        server = yield from self.greet()
         if not self._is_ready:
             yield from self.language.find_table(self._create)
             self._is_ready = True
         yield from self.language.teach(server)
         return server
 
+    def greet(self) -> Talk[Server]:
+        """The same, without the table."""
+        return self.language.greet(self._durable)
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable(f"The store {self.address.shown} is closed.")
-
-    def _greet(self) -> Talk[Server]:
-        return self.language.greet(self._durable)
 
 
 class _Lane:
@@ -282,29 +285,26 @@ class _OnLoop(_Verbs):
         self.store = store
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
-        return list(await (await self._held()).turns.submit(steps))
+        return list(await self._held().turns.submit(steps))
 
     async def ask(self, begin: Begin[T]) -> T:
-        return await self.store.carried((await self._held()).lines, begin)
+        return await self.store.carried(self._held().lines, begin)
 
-    async def ask_patiently(self, begin: Begin[T]) -> T:
+    async def ask_alone(self, begin: Begin[T], introduction: Callable[[], Talk[Server]]) -> T:
         store = self.store
-        return await store.carried(
-            Lines(open_loop_line, store.patient_address, store.introduce, most=0), begin
-        )
+        return await store.carried(Lines(open_loop_line, store.patient_address, introduction, most=0), begin)
 
     def close(self) -> None:
         self.store.close()
 
-    async def _held(self) -> _Loop:
-        """What the running loop has; made when it first asks, and given back when it ends."""
+    def _held(self) -> _Loop:
+        """What the running loop has; made when it first asks."""
         loops, loop = self.store.loops, asyncio.get_running_loop()
         held = loops.get(loop)
         if held is None:
-            for ended in [other for other in loops if other.is_closed()]:
-                loops.pop(ended).hang_up()
+            for ended in [other for other in list(loops) if other.is_closed()]:
+                loops.pop(ended).lines.hang_up()
             held = loops[loop] = _Loop(self.store)
-            await held.stay_until_the_loop_ends()
         return held
 
 
@@ -313,26 +313,24 @@ class _Loop:
 
     def __init__(self, store: MySQLStore) -> None:
         self._store = store
-        self.lines = Lines(open_loop_line, store.address, store.introduce, LOOP_LINES)
+        self.lines = Lines(self._connect, store.address, store.introduce, LOOP_LINES)
         self.turns: Turns[Step, Any] = Turns(self._execute, LOOP_LINES)
-        self._stay = self._while_the_loop_runs()
+        self._stay: AsyncGenerator[None, None] | None = None
 
     async def _execute(self, steps: Sequence[Step]) -> list[Any]:
         return await self._store.carried(self.lines, self._store.steps(steps))
 
-    async def stay_until_the_loop_ends(self) -> None:
-        """Be told by the loop when it ends: it closes every generator that has begun."""
-        await anext(self._stay)
+    async def _connect(self, address: Address) -> Line:
+        if self._stay is None:  # a loop that ends closes every generator that has begun on it
+            self._stay = self._until_the_loop_ends()
+            await anext(self._stay)
+        return await open_loop_line(address)
 
-    async def _while_the_loop_runs(self) -> AsyncGenerator[None, None]:
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            self.hang_up()
-
-    def hang_up(self) -> None:
-        """Close the lines that are not in use."""
-        self.lines.hang_up()
+            self.lines.hang_up()
 
 
 def _unless_failed(replies: list[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
 
 -- name: record
 %s AS clock, state, once, attempts, fence, lease_until, expires_at, owner, fingerprint,
-IFNULL(whole_key, `key`) AS `key`, result
+IFNULL(whole_key, `key`) AS key_text, result
 
 -- Gaps between keys are not locked; what does not fit is an error; whoever waits for a lock does not wait for long.
 -- name: session

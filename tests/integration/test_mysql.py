@@ -1,0 +1,745 @@
+"""What is particular to the MySQL store: what can be wrong with it, its round trips, its connections, its purge."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.integration.mysql_helpers import LONG, Place, Session, claim_of, ending_of, granted, place_on
+from tests.servers import Server
+from tests.servers.fixtures import HasURL
+from tests.servers.proxy import FaultProxy
+
+from effectonce import Message, Policy, Receiver
+from effectonce._blocking import run
+from effectonce._records import Ending, Renewal, State, Verdict
+from effectonce.errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable, UsageError
+from effectonce.stores import Store, _mysql_sql, open_store
+from effectonce.stores.mysql import LINES, LOOP_LINES, MySQLStore
+from effectonce.testing.clocks import wait_until
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def place(mariadb: HasURL) -> Iterator[Place]:
+    with place_on(mariadb.url) as place:
+        yield place
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def colour(request: pytest.FixtureRequest) -> Iterator[tuple[Callable[[Store], Store], Run]]:
+    """How to get a store's verbs in one colour, and how to run them."""
+    if request.param == "blocking":
+        yield (lambda store: store.for_blocking()), run
+        return
+    with asyncio.Runner() as runner:
+        yield (lambda store: store.for_asyncio()), runner.run
+
+
+# What can be wrong
+
+URLS = {
+    "mysql://user:hush@host:3306": "names no database",
+    "mysql://user:hush@host:3306/": "names no database",
+    "mysql://user:hush@host:3306/a/b": "names no database",
+    "mysql://user:hu#sh@host:3306/a": "names no database",
+    "mariadb://user:hush@host:port/db": "a port or an option",
+    "mariadb://user:hush@host/db?tabel=x": "table=NAME",
+    "mysql://user:hush@host/db?timeout=soon": "timeout=SECONDS",
+    "mysql://user:hush@host/db?create=maybe": "create=yes|no",
+    "mysql://user:hush@host/db?table=Ünfit": "table=",
+    "mysql://user:hush@host/db?table=a`b": "table=",
+    "mysql://user:hush@host/db?timeout=0": "timeout=",
+    "mysql://user:hush@host/db?timeout=nan": "timeout=",
+    "mysql://user:hush@host/db?durability=some": "durability=",
+    "mysql://user:hush@host/db?tls=perhaps": "tls=",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_wrong_url_says_what_is_wrong(url: str) -> None:
+    """Every mistake in a URL is named, and the password is not."""
+    with pytest.raises(UsageError) as caught:
+        open_store(url)
+    assert URLS[url] in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_options_of_a_url(mariadb: HasURL) -> None:
+    """Both schemes, and everything that may stand in them."""
+    options = "table=t_1&create=no&timeout=2.5&durability=server&tls=verify&tls_ca=ca.pem&socket=/run/my.sock"
+    for scheme in ("mysql", "mariadb"):
+        store = open_store(f"{scheme}://us%40er:pa%3Ass@host:1234/d%20b?{options}")
+        assert isinstance(store, MySQLStore)
+        assert store.address == (
+            "host", 1234, "us@er", "pa:ss", "d b", "/run/my.sock", "verify", "ca.pem", 2.5
+        )  # fmt: skip
+        store.close()
+
+
+def test_drivers_are_imported_when_a_store_is_opened() -> None:
+    """`import effectonce` knows of no driver; neither does opening the blocking colour know of asyncmy."""
+    code = (
+        "import sys, effectonce, effectonce.stores as s\n"
+        "assert not {'pymysql', 'asyncmy'} & set(sys.modules)\n"
+        "store = s.open_store('mysql://host/db')\n"
+        "assert 'asyncmy' not in sys.modules\n"
+        "store.for_asyncio()\n"
+        "assert 'asyncmy' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "asyncmy"])
+def test_a_missing_driver_is_named_with_its_extra(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the driver the error says what to install."""
+    monkeypatch.setitem(sys.modules, driver, None)
+    with pytest.raises(MissingExtra, match=rf"{driver}.*effectonce\[mysql\]"):
+        open_store("mysql://host/db").for_asyncio()
+
+
+def test_a_wrong_password(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """The server turns us away: it says so, and not what was tried."""
+    verbs, drive = colour
+    place.url()
+    user, place.password = place.user, "hush"
+    with (
+        place.store() as store,
+        pytest.raises(StoreUnavailable, match="user, password and database") as caught,
+    ):
+        drive(verbs(store).claim(claim_of()))
+    assert user in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_wrong_database(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """A database that does not exist is not made."""
+    verbs, drive = colour
+    with place.session() as session:
+        session(f"GRANT ALL ON nowhere.* TO {place.user}")
+    place.database = "nowhere"
+    with place.store() as store, pytest.raises(StoreUnavailable, match="nowhere"):
+        drive(verbs(store).claim(claim_of()))
+
+
+def test_a_server_that_is_away(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """Nobody listens: it can be tried again, and the message names the place."""
+    verbs, drive = colour
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
+        proxy.refuse()
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{proxy.port}") as caught:
+                drive(verbs(store).claim(claim_of()))
+        assert caught.value.retry_after > 0
+        proxy.heal()
+        assert drive(verbs(store).claim(claim_of())).verdict is Verdict.CLAIMED
+
+
+def test_a_missing_table_is_made_only_when_allowed(place: Place) -> None:
+    """create=no leaves the database as it is, and says how to make the table."""
+    with place.store(create="no") as store:
+        with pytest.raises(StoreMismatch, match="effectonce migrate"):
+            run(store.claim(claim_of()))
+        with place.session() as session:
+            assert session("SHOW TABLES LIKE %s", place.table) == []
+            session(f"{store.ddl()}")
+        assert run(store.claim(claim_of())).verdict is Verdict.CLAIMED
+
+
+def test_a_user_who_may_not_create(place: Place) -> None:
+    """Without the right to create, the table has to be made by somebody who has it; then the usual rights do."""
+    with place.session() as session:
+        session(f"REVOKE CREATE ON {place.database}.* FROM {place.user}")
+    with place.store() as store:
+        with pytest.raises(StoreMismatch, match=r"can't create it.*effectonce migrate"):
+            run(store.claim(claim_of()))
+        admin = MySQLStore.from_url(place.admin_url, {"table": place.table})
+        assert run(admin.migrate()) is True
+        assert run(admin.migrate()) is False
+        admin.close()
+        decision = run(store.claim(claim_of()))
+        assert run(store.complete(ending_of(decision))) is Ending.DONE
+        assert run(store.purge()) == 0
+        assert run(store.stats()).keys == 1
+
+
+def test_a_user_who_may_only_read(place: Place) -> None:
+    """What is missing is named."""
+    with place.store() as store:
+        run(store.migrate())
+    with place.session() as session:
+        session(f"REVOKE INSERT, UPDATE, CREATE ON {place.database}.* FROM {place.user}")
+    with place.store() as store, pytest.raises(StoreMismatch, match="Grant this user"):
+        run(store.claim(claim_of()))
+
+
+def test_another_programs_table(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """A table that is not ours is left alone."""
+    verbs, drive = colour
+    with place.session() as session:
+        session(
+            f"CREATE TABLE {place.table} (`key` VARBINARY(767) PRIMARY KEY, state INT) COMMENT = 'orders'"
+        )
+        session(f"INSERT INTO {place.table} VALUES ('k', 7)")
+        with place.store() as store:
+            for _ in range(2):
+                with pytest.raises(StoreMismatch, match="another program"):
+                    drive(verbs(store).claim(claim_of()))
+            with pytest.raises(StoreMismatch, match="another program"):
+                drive(verbs(store).migrate())
+        assert session(f"SELECT * FROM {place.table}") == [(b"k", 7)]
+
+
+def test_a_newer_schema(place: Place) -> None:
+    """A table that a newer effectonce made is not touched by an older one."""
+    with place.store() as store:
+        run(store.migrate())
+    with place.session() as session:
+        session(f"ALTER TABLE {place.table} COMMENT = 'effectonce schema 2: something else'")
+    with place.store() as store, pytest.raises(StoreMismatch, match=r"schema 2.*newer"):
+        run(store.claim(claim_of()))
+
+
+def test_a_table_without_transactions(place: Place) -> None:
+    """A table that was moved to MyISAM is refused: it would promise nothing."""
+    with place.store() as store:
+        run(store.migrate())
+    with place.session() as session:
+        session(f"ALTER TABLE {place.table} ENGINE = MyISAM, ROW_FORMAT = DYNAMIC")
+    with place.store() as store, pytest.raises(StoreMismatch, match="InnoDB"):
+        run(store.claim(claim_of()))
+
+
+def test_a_server_that_is_too_old(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named with the oldest that will do."""
+    monkeypatch.setattr(_mysql_sql, "OLDEST", {"MariaDB": (99, 0), "MySQL": (99, 0)})
+    with place.store() as store, pytest.raises(StoreMismatch, match=r"MariaDB 10\.11.*MariaDB 10\.5"):
+        run(store.claim(claim_of()))
+
+
+def test_a_corrupt_record(place: Place) -> None:
+    """A state that nobody knows is neither guessed at nor overwritten, and harms no other key."""
+    with place.store() as store, place.session() as session:
+        run(store.claim(claim_of()))
+        session(f"UPDATE {place.table} SET state = 9")
+        before = session(f"SELECT * FROM {place.table}")
+        for verb in (store.claim(claim_of()), store.get("k"), store.scan()):
+            with pytest.raises(StoreMismatch, match="makes no sense"):
+                run(verb)
+        assert session(f"SELECT * FROM {place.table}") == before
+        answers = _claim_together(store, [claim_of("k"), claim_of("other")])
+        assert isinstance(answers[0], StoreMismatch)
+        assert answers[1].verdict is Verdict.CLAIMED
+
+
+def test_a_dropped_table(place: Place) -> None:
+    """Without its table the store knows nothing; it says so instead of beginning anew."""
+    with place.store() as store, place.session() as session:
+        run(store.claim(claim_of()))
+        session(f"DROP TABLE {place.table}")
+        with pytest.raises(StoreMismatch, match="who dropped it"):
+            run(store.claim(claim_of()))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"innodb_flush_log_at_trx_commit": 2}, {"log_bin": "binlog", "sync_binlog": 0}],
+    ids=["redo log", "binary log"],
+)
+def test_a_server_that_may_forget(start_server: Callable[..., Server], settings: dict[str, object]) -> None:
+    """One that acknowledges before it has written is refused, unless that is said to be meant."""
+    server = start_server("mariadb", **settings)
+    with open_store(server.url) as store, pytest.raises(StoreMismatch, match="durability=server"):
+        run(store.claim(claim_of()))
+    with open_store(f"{server.url}?durability=server") as store:
+        assert run(store.claim(claim_of())).verdict is Verdict.CLAIMED
+
+
+def test_a_binary_log_that_can_not_take_it(start_server: Callable[..., Server]) -> None:
+    """Statement-based replication does not go with the store's isolation; the error says what to set."""
+    server = start_server("mariadb", log_bin="binlog", sync_binlog=1, binlog_format="STATEMENT")
+    with open_store(server.url) as store, pytest.raises(StoreMismatch, match="binlog_format"):
+        run(store.claim(claim_of()))
+
+
+def test_a_server_with_peculiar_settings(start_server: Callable[..., Server]) -> None:
+    """Character sets, SQL modes, time zones, engines and isolation of the server change nothing."""
+    server = start_server(
+        "mariadb",
+        character_set_server="latin1",
+        collation_server="latin1_swedish_ci",
+        sql_mode="ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,ANSI",
+        default_time_zone="+05:30",
+        default_storage_engine="MyISAM",
+        transaction_isolation="SERIALIZABLE",
+        autocommit=0,
+        lower_case_table_names=1,
+    )
+    with open_store(server.url) as store:
+        for key in ("straße", "STRASSE", "日本 😀", "a\\'b\"", "a ", "a", "A"):
+            decision = run(store.claim(claim_of(key)))
+            assert decision.verdict is Verdict.CLAIMED
+            assert granted(decision) == run(store.get(key))
+            assert run(store.complete(ending_of(decision, b"\x00'\\\"\xff"))) is Ending.DONE
+            assert run(store.claim(claim_of(key))).record.result == b"\x00'\\\"\xff"
+        assert abs(run(store.now()) - time.time()) < 60
+        assert run(store.stats()).keys == 7
+    with Session(server.url) as session:
+        (engine,) = session(
+            "SELECT engine FROM information_schema.tables WHERE table_name = 'effectonce_records'"
+        )
+        assert engine == ("InnoDB",)
+
+
+def test_what_does_not_fit_is_its_own_callers_error(
+    place: Place, colour: tuple[Callable[[Store], Store], Run]
+) -> None:
+    """Too long a fingerprint, a key that is no text, a time that is none: nothing is cut off or stored."""
+    verbs, drive = colour
+    with place.store() as store:
+        for unfit in (
+            claim_of("k", fingerprint=b"x" * 300),
+            claim_of("k", b"o" * 300),
+            claim_of("k" * 5000),
+            claim_of("\ud800"),
+            claim_of("k")._replace(keep=float("inf")),
+        ):
+            with pytest.raises(UsageError):
+                drive(verbs(store).claim(unfit))
+        assert drive(verbs(store).stats()).keys == 0
+
+
+def test_a_result_larger_than_the_server_takes(start_server: Callable[..., Server]) -> None:
+    """It is refused before it is sent; what fits one by one goes in as many packets as it needs."""
+    server = start_server("mariadb", max_allowed_packet=1 << 20)
+    with open_store(server.url) as store:
+        decisions = run(store.claim_many([claim_of(f"key {number}") for number in range(6)]))
+        with pytest.raises(UsageError, match="max_allowed_packet"):
+            run(store.complete(ending_of(decisions[0], b"x" * (600 << 10))))
+        endings = [
+            ending_of(decision, bytes([number]) * (300 << 10)) for number, decision in enumerate(decisions)
+        ]
+        assert run(store.complete_many(endings)) == [Ending.DONE] * 6
+        for number, replay in enumerate(run(store.claim_many([claim_of(f"key {n}") for n in range(6)]))):
+            assert replay.record.result == bytes([number]) * (300 << 10)
+
+
+def test_results_beyond_sixteen_megabytes(start_server: Callable[..., Server]) -> None:
+    """The protocol's own limit for a packet is none for a result, on its way there or back."""
+    server = start_server("mariadb", max_allowed_packet=64 << 20, innodb_log_file_size=256 << 20)
+    large = random.Random(3).randbytes((1 << 24) + 5)
+    with open_store(server.url) as store, asyncio.Runner() as runner:
+        decision = run(store.claim(claim_of()))
+        assert run(store.complete(ending_of(decision, large))) is Ending.DONE
+        assert run(store.claim(claim_of())).record.result == large
+        assert runner.run(store.for_asyncio().claim(claim_of())).record.result == large
+        exactly = run(store.claim(claim_of("exactly")))
+        run(store.complete(ending_of(exactly, b"")))
+        for size in ((1 << 24) - 1 - 120, (1 << 24) - 1):
+            filler = claim_of(f"size {size}")
+            run(store.complete(ending_of(run(store.claim(filler)), large[:size])))
+            assert run(store.get(filler.key)).result == large[:size]
+
+
+# Round trips
+
+
+def test_round_trips(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """New 2, duplicate 1, renewal 1, a hundred new 2, a hundred duplicates 1: counted on the wire."""
+    verbs, drive = colour
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
+        ours = verbs(store)
+        drive(ours.get("warm up"))
+
+        def trips(verb: Any) -> tuple[int, Any]:
+            before = proxy.bursts
+            answer = drive(verb)
+            return proxy.bursts - before, answer
+
+        one, decision = trips(ours.claim(claim_of()))
+        record = granted(decision)
+        renewed, _ = trips(ours.renew(Renewal("k", record.owner, record.fence, LONG, LONG)))
+        two, ending = trips(ours.complete(ending_of(decision)))
+        assert (one, renewed, two, ending) == (1, 1, 1, Ending.DONE)
+        duplicate, decision = trips(ours.claim(claim_of()))
+        assert (duplicate, decision.verdict) == (1, Verdict.REPLAY)
+        claims = [claim_of(f"key {number}") for number in range(100)]
+        one, decisions = trips(ours.claim_many(claims))
+        two, endings = trips(ours.complete_many([ending_of(decision) for decision in decisions]))
+        assert (one, two, endings) == (1, 1, [Ending.DONE] * 100)
+        duplicates, decisions = trips(ours.claim_many([claim._replace(owner=b"B" * 16) for claim in claims]))
+        assert duplicates == 1
+        assert {decision.verdict for decision in decisions} == {Verdict.REPLAY}
+
+
+def test_a_receiver_takes_two_round_trips_and_one(place: Place) -> None:
+    """Nothing between a message and the store adds to them."""
+    with FaultProxy(place.admin_url) as proxy, Receiver(place.url(proxy.url)) as receiver:
+        receiver.process(Message("warm up"), lambda message: 1)
+        before = proxy.bursts
+        assert receiver.process(Message("m"), lambda message: 1).status == "executed"
+        new, before = proxy.bursts - before, proxy.bursts
+        assert receiver.process(Message("m"), lambda message: 1).status == "replayed"
+        assert (new, proxy.bursts - before) == (2, 1)
+
+
+def test_a_duplicate_writes_nothing(start_server: Callable[..., Server]) -> None:
+    """Replays leave the server's log where it was."""
+    server = start_server("mariadb")
+    with open_store(server.url) as store, Session(server.url) as session:
+        run(store.complete(ending_of(run(store.claim(claim_of())))))
+        quiet = [-1, session.status("Innodb_os_log_written")]
+
+        def is_quiet() -> bool:
+            quiet.append(session.status("Innodb_os_log_written"))
+            return quiet[-1] == quiet[-2]
+
+        wait_until(is_quiet)
+        before = session.status("Innodb_lsn_current")
+        for _ in range(200):
+            run(store.claim(claim_of()))
+        assert session.status("Innodb_lsn_current") - before < 200
+
+
+def test_callers_at_the_same_moment_share_round_trips(place: Place) -> None:
+    """64 tasks that ask in one turn of the loop go in a few packets, over a few connections."""
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store, asyncio.Runner() as runner:
+        verbs = store.for_asyncio()
+
+        async def crowd() -> list[Any]:
+            return list(
+                await asyncio.gather(*(verbs.claim(claim_of(f"key {number}")) for number in range(64)))
+            )
+
+        runner.run(crowd())
+        before = proxy.bursts
+        assert {decision.verdict for decision in runner.run(crowd())} == {Verdict.BUSY}
+        assert proxy.bursts - before <= LOOP_LINES
+        assert proxy.connections <= LOOP_LINES
+
+
+# Failures stay with those they belong to
+
+
+def _claim_together(store: Store, claims: list[Any]) -> list[Any]:
+    """Claim from as many tasks in one turn of a loop; answers, or what was raised."""
+
+    async def crowd() -> list[Any]:
+        verbs = store.for_asyncio()
+        await verbs.now()
+        return await asyncio.gather(*map(verbs.claim, claims), return_exceptions=True)
+
+    return asyncio.run(crowd())
+
+
+def test_a_failing_claim_fails_its_own_caller_only(place: Place) -> None:
+    """Of many who share a packet, the one that the server refuses is the only one to hear of it."""
+    claims = [claim_of(f"key {number}") for number in range(20)]
+    claims[7] = claim_of("key 7", fingerprint=b"x" * 300)
+    claims[13] = claim_of("\ud800")
+    with place.store() as store:
+        answers = _claim_together(store, claims)
+        for number, answer in enumerate(answers):
+            if number in (7, 13):
+                assert isinstance(answer, UsageError)
+            else:
+                assert answer.verdict is Verdict.CLAIMED
+        assert run(store.stats()).keys == 18
+
+
+def test_a_failing_claim_fails_its_own_thread_only(place: Place) -> None:
+    """The same for threads."""
+    with place.store() as store, ThreadPoolExecutor(32) as threads:
+        barrier = threading.Barrier(32)
+
+        def claim(number: int) -> Any:
+            asked = claim_of(f"key {number}", fingerprint=b"x" * (300 if number % 8 == 0 else 16))
+            barrier.wait()
+            try:
+                return run(store.claim(asked)).verdict
+            except UsageError as error:
+                return type(error)
+
+        answers = list(threads.map(claim, range(32)))
+        assert answers == [UsageError if number % 8 == 0 else Verdict.CLAIMED for number in range(32)]
+
+
+def test_one_key_in_all_the_steps_of_a_packet(place: Place) -> None:
+    """Callers who know nothing of each other may want different things of one key at the same moment."""
+    with place.store() as store:
+        verbs = store.for_asyncio()
+
+        async def crowd() -> list[Any]:
+            held = granted(await verbs.claim(claim_of("k")))
+            renewal = Renewal("k", held.owner, held.fence, LONG, LONG)
+            ending = ending_of(await verbs.claim(claim_of("k", held.owner)))
+            wishes = [
+                verbs.get("k"), verbs.renew(renewal), verbs.claim(claim_of("k")), verbs.complete(ending),
+                verbs.claim(claim_of("j")), verbs.claim(claim_of("j")), verbs.complete(ending), verbs.get("k"),
+            ]  # fmt: skip
+            return list(await asyncio.gather(*wishes))
+
+        _, _, known, first, mine, yours, second, _ = asyncio.run(crowd())
+        assert known.verdict in (Verdict.BUSY, Verdict.REPLAY)
+        assert sorted((first.name, second.name)) == ["DONE", "REPEATED"]
+        assert {mine.verdict, yours.verdict} == {Verdict.CLAIMED, Verdict.BUSY}
+
+
+# Connections
+
+
+def test_threads_share_a_few_connections(place: Place) -> None:
+    """However many threads there are."""
+    with place.store() as store, ThreadPoolExecutor(48) as threads:
+        barrier = threading.Barrier(48)
+
+        def work(number: int) -> Ending:
+            barrier.wait()
+            for turn in range(4):
+                ending = run(store.complete(ending_of(run(store.claim(claim_of(f"{number} {turn}"))))))
+            return ending
+
+        assert set(threads.map(work, range(48))) == {Ending.DONE}
+        assert 1 <= len(place.connections()) <= LINES
+    wait_until(lambda: not place.connections(), what="The end of the connections")
+
+
+def test_a_killed_connection_is_replaced(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """What ends connections that nobody uses, an administrator, a time-out or a restart, is not noticed."""
+    verbs, drive = colour
+    with place.store() as store:
+        decision = drive(verbs(store).claim(claim_of()))
+        with place.session() as session:
+            for id in place.connections():
+                session(f"KILL {id}")
+        wait_until(lambda: not place.connections(), what="The end of the connections")
+        assert drive(verbs(store).complete(ending_of(decision))) is Ending.DONE
+
+
+def test_loops_have_connections_of_their_own(place: Place) -> None:
+    """Loops in several threads at once, and one loop after another; what a loop held is closed when it ends."""
+    with place.store() as store:
+        verbs = store.for_asyncio()
+
+        async def work(name: str) -> set[Ending]:
+            async def one(number: int) -> Ending:
+                return await verbs.complete(ending_of(await verbs.claim(claim_of(f"{name} {number}"))))
+
+            return set(await asyncio.gather(*map(one, range(16))))
+
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda name: asyncio.run(work(name)), "abcd"))
+        assert answers == [{Ending.DONE}] * 4
+        wait_until(lambda: not place.connections(), what="The end of the connections")
+        for name in "efg":
+            assert asyncio.run(work(name)) == {Ending.DONE}
+        wait_until(lambda: not place.connections(), what="The end of the connections")
+        assert run(store.stats()).by_state == {"COMPLETED": 7 * 16}
+
+
+def test_a_loop_that_ended_in_disorder(place: Place) -> None:
+    """A loop that was closed with its connections open is no trouble for the next."""
+    with place.store() as store:
+        verbs = store.for_asyncio()
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(verbs.claim(claim_of("a"))).verdict is Verdict.CLAIMED
+        loop.close()
+        assert asyncio.run(verbs.claim(claim_of("a"))).verdict is Verdict.BUSY
+        with pytest.warns(ResourceWarning):
+            del loop
+            gc.collect()
+        wait_until(lambda: not place.connections(), what="The end of the connections")
+
+
+def test_cancelled_callers_harm_nobody(place: Place) -> None:
+    """Alone or in a crowd, before or after the packet left: the others are answered, and so is whoever comes next."""
+
+    async def crowd() -> None:
+        verbs = store.for_asyncio()
+        for turn in range(30):
+            tasks = [asyncio.ensure_future(verbs.claim(claim_of(f"{turn} {number}"))) for number in range(8)]
+            for _ in range(turn % 10):
+                await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {answer.verdict for answer in answers[1::2]} == {Verdict.CLAIMED}
+            alone = asyncio.ensure_future(verbs.claim(claim_of(f"{turn} alone")))
+            for _ in range(turn % 10):
+                await asyncio.sleep(0)
+            alone.cancel()
+            await asyncio.wait([alone])
+            assert (await verbs.claim(claim_of(f"{turn} next"))).verdict is Verdict.CLAIMED
+
+    with place.store() as store:
+        asyncio.run(crowd())
+        assert len(place.connections()) == 0
+
+
+@FORKS
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_a_child_leaves_its_parents_connections_alone(place: Place) -> None:
+    """After a fork both go on, each over connections of its own."""
+    with place.store() as store:
+        decision = run(store.claim(claim_of()))
+        parents = place.connections()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                other = run(store.claim(claim_of("child")))
+                run(store.complete(ending_of(other)))
+                gc.collect()
+                code = 0 if run(store.claim(claim_of())).verdict is Verdict.BUSY else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert run(store.complete(ending_of(decision))) is Ending.DONE
+        assert place.connections() == parents
+        assert run(store.get("child")).state is State.COMPLETED
+
+
+def test_closing_ends_all_connections(place: Place) -> None:
+    """Those of threads and those of a loop that goes on, which hears of it on its own thread."""
+    store = place.store()
+    run(store.claim(claim_of()))
+
+    async def close_from_elsewhere() -> None:
+        verbs = store.for_asyncio()
+        await verbs.claim(claim_of())
+        await asyncio.to_thread(store.close)
+        for verb in (verbs.claim(claim_of()), verbs.stats(), verbs.now()):
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await verb
+        await asyncio.to_thread(wait_until, lambda: not place.connections())
+
+    asyncio.run(close_from_elsewhere())
+    with pytest.raises(StoreUnavailable, match="closed"):
+        run(store.claim(claim_of()))
+
+
+# Purge
+
+
+def test_traffic_alone_keeps_the_table_bounded(place: Place) -> None:
+    """New keys pay for forgetting the old ones, without a round trip of its own."""
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
+        sizes = []
+        for turn in range(12):
+            before = proxy.bursts
+            for number in range(60):
+                decision = run(store.claim(claim_of(f"{number * 7919 % 100_003:06} {turn}")))
+                assert run(store.complete(ending_of(decision, keep=0.001))) is Ending.DONE
+            if turn:
+                assert proxy.bursts - before == 120
+            with place.session() as session:
+                sizes.append(session(f"SELECT COUNT(*) FROM {place.table}")[0][0])
+        assert max(sizes) < 240
+
+
+def test_short_lived_processes_keep_the_table_bounded(place: Place) -> None:
+    """A process that lives for a few dozen keys does its share, and not all do the same one."""
+    chance = random.Random(1)
+    for _ in range(60):
+        with place.store() as store:
+            for _ in range(36):
+                decision = run(store.claim(claim_of(f"{chance.getrandbits(64):016x}")))
+                run(store.complete(ending_of(decision, keep=0.001)))
+    with place.session() as session:
+        assert session(f"SELECT COUNT(*) FROM {place.table}")[0][0] < 600
+
+
+def test_what_is_revived_is_not_forgotten(place: Place) -> None:
+    """Between the look and the forgetting a key may be claimed again; then it stays."""
+    with place.store() as store:
+        for key in ("a", "b"):
+            run(store.complete(ending_of(run(store.claim(claim_of(key))), keep=0.001)))
+        now = run(store.now())
+        wait_until(lambda: run(store.now()) > now + 0.01)
+        looking = store.stepper.purge(256)
+        line = store._lanes[0].lines._idle[0]
+        looked = run(line.ask(next(looking)))
+        revived = granted(run(store.claim(claim_of("a"))))
+        (forgetting,) = looking.send(looked)
+        assert run(line.ask([forgetting]))[0].changed == 1
+        assert run(store.get("a")) == revived
+        assert run(store.get("b")) is None
+
+
+# Exactness
+
+
+def test_times_come_back_exactly(place: Place) -> None:
+    """The record in an answer is the one in the table to the last bit, whatever lease and keep are."""
+    chance = random.Random(5)
+    with place.store() as store:
+        claims = [
+            claim_of(f"key {number}")._replace(
+                lease=chance.choice((0.1, 1 / 3, 1e-6, 86400.0, chance.random(), chance.random() * 1e6, 7)),
+                keep=chance.choice((0.3, 2 / 3, 1e9, chance.random() * 1e7, 30)),
+            )
+            for number in range(500)
+        ]
+        decisions = run(store.claim_many(claims))
+        for claim, decision in zip(claims, decisions, strict=True):
+            assert run(store.get(claim.key)) == decision.record
+        again = run(store.claim_many(claims))
+        assert [decision.record for decision in again] == [run(store.get(claim.key)) for claim in claims]
+
+
+def test_keys_too_long_for_an_index(place: Place) -> None:
+    """Each is a key of its own and comes back whole; pages of them neither overlap nor leave a gap."""
+    keys = [f"{'é' * 400}{'x' * length}{number}" for length in (0, 33, 700) for number in range(7)]
+    keys += ["é" * 383, "é" * 383 + "a", "é" * 384, "zzz"]
+    with place.store() as store:
+        for key in keys:
+            assert granted(run(store.claim(claim_of(key)))).key == key
+        for key in keys:
+            assert run(store.claim(claim_of(key))).verdict is Verdict.BUSY
+            assert run(store.get(key)).key == key
+        seen: list[str] = []
+        while page := run(store.scan(after=seen[-1] if seen else "", limit=4)):
+            seen += [record.key for record in page]
+        assert sorted(seen) == sorted(keys)
+        assert len(seen) == len(keys)
+
+
+def test_whole_life_through_a_receiver(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """The store as users have it: by URL, in both colours, with a policy."""
+    _, drive = colour
+    with Receiver(place.url(), policy=Policy(keep="1h")) as receiver:
+        if drive is run:
+            first = receiver.process(Message("m"), lambda message: "receipt")
+            again = receiver.process(Message("m"), lambda message: "another")
+        else:
+
+            async def handle(message: Message) -> str:
+                return "receipt"
+
+            first = drive(receiver.aprocess(Message("m"), handle))
+            again = drive(receiver.aprocess(Message("m"), handle))
+        assert (first.status, again.status, again.value) == ("executed", "replayed", "receipt")
+
+
+def test_errors_are_errors_of_the_tree(place: Place) -> None:
+    """A server that goes away in the middle of anything is a StoreError in every verb."""
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
+        decision = run(store.claim(claim_of()))
+        proxy.refuse()
+        proxy.cut()
+        for verb in (store.claim(claim_of()), store.complete(ending_of(decision)), store.get("k"), store.purge(),
+                     store.scan(), store.stats(), store.now(), store.migrate()):  # fmt: skip
+            with pytest.raises(StoreError):
+                run(verb)
