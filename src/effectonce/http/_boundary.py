@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 OPERATION = "http"
 COVERED = frozenset({"POST", "PATCH"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 Busy = Literal["wait", 409, 425, 202]
 
 
@@ -181,6 +182,10 @@ class Boundary:
         self.methods = self.rules.methods.union(*(rules.methods for _, rules in self.routes if rules))
         self._words = words
         self._own: dict[tuple[Route | None, Route], Rules] = {}
+
+    def concerns(self, method: str) -> bool:
+        """Whether requests with this method may be covered, if only by what a handler says of itself."""
+        return method in self.methods or method not in SAFE
 
     def rules_for(self, method: str, path: str, own: Route | None = None) -> Rules | None:
         """The rules for a request; None if it is not covered. What its handler says of itself (``own``) goes first."""

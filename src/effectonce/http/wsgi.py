@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, Any
+from wsgiref.util import FileWrapper
 
 from .._blocking import run
 from .._receiver import Receiver
@@ -123,7 +124,8 @@ class _Covered:
             environ.pop("HTTP_TRANSFER_ENCODING", None)
             self.body.seek(0)
         environ["wsgi.input"], environ["wsgi.input_terminated"] = self.body, True
-        environ.pop("wsgi.file_wrapper", None)  # what a server sends past the iterable would go unseen
+        if "wsgi.file_wrapper" in environ:  # what a server's own sends past the iterable would go unseen
+            environ["wsgi.file_wrapper"] = FileWrapper
         return hasher.digest()
 
     # The app and its answer
