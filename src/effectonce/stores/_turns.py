@@ -1,0 +1,123 @@
+"""Callers on one event loop share round trips: what is asked for in a loop's turn, or while others wait, goes together.
+
+A caller who is alone goes straight through, in its own task and at once. As long as any round trip is on its way,
+those who come queue up; at the end of the loop's turn all of them go together, on lanes that are free or as soon as one
+is. There is no task per caller: one task serves a lane for as long as there is something to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from math import ceil
+from typing import Generic, TypeVar, cast
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+MOST_AT_ONCE, FEW = 512, 16
+"""Steps in one round trip, so that the last caller of a long queue does not wait for all of it; and how many go
+together even if other lanes are free."""
+
+
+class Turns(Generic[S, R]):
+    """Executes the steps of one event loop's callers, at most ``lanes`` round trips at a time.
+
+    ``execute`` has steps done and gives their replies in order; an Exception in place of a reply goes to the caller
+    whose step it was, and to no other. When ``execute`` itself raises, no caller of that round trip has an answer. It
+    is run in the task of a caller who is alone: when that one is cancelled, it has to leave its connection usable, or
+    not leave it at all.
+    """
+
+    def __init__(
+        self, execute: Callable[[Sequence[S]], Awaitable[Sequence[R | Exception]]], lanes: int
+    ) -> None:
+        self._execute = execute
+        self._lanes = lanes
+        self._busy = 0
+        self._queue: list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]] = []
+        self._flushing = False
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def submit(self, steps: Sequence[S]) -> Sequence[R]:
+        """Have steps done. Cancelling the caller does not stop what others asked for."""
+        if self._busy or self._queue:
+            future: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
+            self._queue.append((steps, future))
+            if not self._flushing and self._busy < self._lanes:
+                self._flush_soon()
+            replies = await future
+        else:
+            self._busy = 1
+            try:
+                replies = await self._execute(steps)
+            finally:
+                self._busy -= 1
+                if self._queue and not self._flushing:
+                    self._flush_soon()
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return cast("Sequence[R]", replies)
+
+    def _flush_soon(self) -> None:
+        """At the end of this turn of the loop, so that everyone who comes in it is there."""
+        self._flushing = True
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        while self._queue and self._busy < self._lanes:
+            share = max(FEW, ceil(len(self._queue) / (self._lanes - self._busy)))
+            self._busy += 1
+            task = asyncio.get_running_loop().create_task(self._serve(self._next(share)))
+            self._serving.add(task)  # a loop holds its tasks weakly
+            task.add_done_callback(self._serving.discard)
+
+    def _next(
+        self, most: int = MOST_AT_ONCE
+    ) -> list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]]:
+        """Those who share the next round trip; who was cancelled while waiting has asked for nothing."""
+        size, count = 0, 0
+        for steps, _ in self._queue[:most]:
+            size += len(steps)
+            if count and size > MOST_AT_ONCE:
+                break
+            count += 1
+        batch, self._queue = self._queue[:count], self._queue[count:]
+        return [(steps, future) for steps, future in batch if not future.done()]
+
+    async def _serve(self, batch: list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]]) -> None:
+        """Serve a lane until nobody waits."""
+        try:
+            while batch:
+                await self._round_trip(batch)
+                await asyncio.sleep(0)  # who was just answered may ask again, and goes along
+                batch = self._next()
+        finally:
+            self._busy -= 1
+            if self._queue and not self._flushing:
+                self._flush_soon()
+
+    async def _round_trip(
+        self, batch: list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]]
+    ) -> None:
+        try:
+            replies = await self._execute([step for steps, _ in batch for step in steps])
+        except BaseException as error:
+            for _, future in batch:
+                if future.done():
+                    continue
+                if isinstance(error, Exception):
+                    future.set_exception(error)
+                else:  # the loop is ending, and everyone on it
+                    future.cancel()
+            if not isinstance(error, Exception):
+                raise
+            return
+        start = 0
+        for steps, future in batch:
+            end = start + len(steps)
+            if not future.done():
+                future.set_result(replies[start:end])
+            start = end
