@@ -6,16 +6,21 @@ a coroutine never suspends and ``run`` needs no event loop, no second thread and
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ColourMismatch, StoreError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from ._attempt import Attempt
     from .stores.base import Store
 
@@ -46,6 +51,8 @@ class Blocking:
 
     def __init__(self, store: Store) -> None:
         self.store = store.for_blocking()
+        self._pool: ThreadPoolExecutor | None = None
+        self._size = self._pid = 0
 
     async def pause(self, seconds: float) -> None:
         """Let time pass."""
@@ -72,18 +79,63 @@ class Blocking:
             key=attempt.key,
         )
 
+    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+        """Nobody is cancelled here."""
+        return await work
+
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
-        """Run jobs side by side on at most ``limit`` threads; results in order."""
-        from concurrent.futures import ThreadPoolExecutor, wait
+        """Run jobs side by side, at most ``limit`` at a time, this thread among them; results in order.
+
+        Quick jobs are done here before another thread has begun; slow ones bring in one thread after the other.
+        """
+        results: list[T | None] = [None] * len(jobs)
+        todo = deque(enumerate(jobs))
+        context = copy_context()
+        helpers: list[Future[None]] = []
+        workers = count(2)  # this thread is the first
+
+        def work() -> None:
+            with suppress(IndexError):  # nothing left to do
+                while True:
+                    place, job = todo.popleft()
+                    results[place] = context.copy().run(lambda: run(job()))  # noqa: B023 - runs at once
+
+        def help_out() -> None:
+            call_for_help()
+            work()
+
+        def call_for_help() -> None:
+            if todo and next(workers) <= limit:
+                helpers.append(self._threads(limit).submit(help_out))
 
         interrupted: BaseException | None = None
-        with ThreadPoolExecutor(min(limit, len(jobs)), thread_name_prefix="effectonce") as pool:
-            futures = [pool.submit(copy_context().run, lambda job=job: run(job())) for job in jobs]
+        if len(jobs) > 1:
+            call_for_help()
+        try:
+            work()
+        except BaseException as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
+            interrupted = error
+            todo.clear()
+        while busy := [helper for helper in list(helpers) if not helper.cancel() and not helper.done()]:
             try:
-                wait(futures)
-            except (
-                BaseException
-            ) as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
+                busy[0].exception()
+            except BaseException as error:
                 interrupted = error
-                pool.shutdown(cancel_futures=True)
-        return [None if future.cancelled() else future.result() for future in futures], interrupted
+                todo.clear()
+        return results, interrupted
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _threads(self, limit: int) -> ThreadPoolExecutor:
+        """Threads to share work with; a forked child has none of its parent's."""
+        if self._pool is None or self._size < limit or self._pid != os.getpid():
+            from concurrent.futures import ThreadPoolExecutor
+
+            if self._pool is not None and self._pid == os.getpid():
+                self._pool.shutdown(wait=False)
+            self._pool = ThreadPoolExecutor(limit, thread_name_prefix="effectonce")
+            self._size, self._pid = limit, os.getpid()
+        return self._pool

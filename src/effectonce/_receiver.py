@@ -306,6 +306,7 @@ class Receiver:
         while self._keeper.live and not inside and time.monotonic() < deadline:
             time.sleep(0.005)
         self._keeper.close()
+        self.blocking.close()
         self.store.close()
 
     def __enter__(self) -> Self:
@@ -483,7 +484,8 @@ def _nothing(message: Message) -> None:
     """A handler for a message that is only named."""
 
 
-NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+NOT_PLAIN = inspect.CO_COROUTINE | GENERATORS
 
 
 def _is_plain(handler: Callable[..., Any]) -> bool:
@@ -505,7 +507,11 @@ def _is_generator(handler: Any) -> bool:
 
 
 def _check_awaited(handler: Any, name: str) -> None:
-    if not callable(handler) or _is_generator(handler):
+    try:
+        runs = not handler.__code__.co_flags & GENERATORS
+    except AttributeError:
+        runs = callable(handler) and not _is_generator(handler)
+    if not runs:
         _refuse(handler, name)
 
 
