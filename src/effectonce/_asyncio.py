@@ -70,6 +70,14 @@ class Asyncio:
         finally:
             running = False
 
+    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        return task.result()
+
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
         slots = asyncio.Semaphore(limit)

@@ -51,6 +51,7 @@ class Colour(Protocol):
     async def pause(self, seconds: float) -> None: ...
     async def wait(self, attempt: Attempt, seconds: float) -> None: ...
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T: ...
+    async def apart(self, work: Coroutine[Any, Any, T]) -> T: ...
     async def gather(
         self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int
     ) -> Gathered[T]: ...
@@ -309,18 +310,20 @@ class Flow:
             return await colour.store.claim(claim)
         except StoreError as again:
             return again
-        except colour.cancelled:
-            await self.withdraw(colour, claim)
+        except colour.cancelled as cancelled:
+            await self.withdraw(colour, claim, cancelled)
             raise
 
-    async def withdraw(self, colour: Colour, claim: Claim) -> None:
+    async def withdraw(self, colour: Colour, claim: Claim, cancelled: BaseException | None = None) -> None:
         """Give back a claim whose handler has not begun, if the store granted it."""
-        decision, _ = await insist(colour, lambda: colour.store.claim(claim))
+        decision, cancelled = await insist(colour, lambda: colour.store.claim(claim), cancelled)
         error = decision if isinstance(decision, StoreError) else None
         if isinstance(decision, Decision) and decision.verdict in GRANTED and decision.record:
             fence = decision.record.fence
             released, _ = await insist(
-                colour, lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep, began=False)
+                colour,
+                lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep, began=False),
+                cancelled,
             )
             error = released if isinstance(released, StoreError) else None
         if error is not None:  # then its lease ends it
@@ -331,10 +334,8 @@ class Flow:
     ) -> Ending:
         """Write an ending, through cancellation and short outages; the keeper goes on where this gives up."""
         attempt.ending = True
-        if isinstance(first, colour.cancelled):
-            attempt.cancelled = first
-        answer, cancelled = await insist(colour, lambda: colour.store.complete(ending))
-        attempt.cancelled = cancelled or attempt.cancelled
+        cancelled = first if isinstance(first, colour.cancelled) else None
+        answer, attempt.cancelled = await insist(colour, lambda: colour.store.complete(ending), cancelled)
         if isinstance(answer, StoreError):
             raise self.left_to_keeper(attempt, ending, answer)
         return answer
@@ -447,17 +448,18 @@ class Flow:
 
 
 async def insist(
-    colour: Colour, send: Callable[[], Coroutine[Any, Any, T]]
+    colour: Colour, send: Callable[[], Coroutine[Any, Any, T]], cancelled: BaseException | None = None
 ) -> tuple[T | StoreError, BaseException | None]:
     """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice.
 
-    Gives the answer, or the error of the last try; and the cancellation that has to be heard afterwards.
+    Gives the answer, or the error of the last try; and the cancellation that has to be heard afterwards. Whoever was
+    cancelled once may be cancelled at every turn, as anyio does: from then on commands are sent where nobody does.
     """
-    cancelled: BaseException | None = None
     pause = 0.01
     for sent in count(1):
         try:
-            return await send(), cancelled
+            answer = await (send() if cancelled is None else colour.apart(send()))
+            return answer, cancelled
         except colour.cancelled as error:
             cancelled = error
         except StoreError as error:
