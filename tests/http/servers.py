@@ -45,17 +45,12 @@ def granian(app: str) -> Command:
 
 def runserver(port: int) -> list[str]:
     """Django's own server for development: a thread for each connection."""
-    return [f"{APPS}.django_manage", "runserver", "--noreload", "--skip-checks", f"{HOST}:{port}"]
+    settings = f"--settings={APPS}.django_settings"
+    return ["django", "runserver", settings, "--noreload", "--skip-checks", f"{HOST}:{port}"]
 
 
 def uvicorn(app: str) -> Command:
-    return lambda port: [
-        "uvicorn",
-        f"--host={HOST}",
-        f"--port={port}",
-        "--log-level=warning",
-        f"{APPS}.{app}",
-    ]
+    return lambda port: ["uvicorn", "--factory", f"--host={HOST}", f"--port={port}", f"{APPS}.{app}"]
 
 
 def asgi(server: str, *options: str) -> Callable[[str], Command]:
@@ -83,7 +78,8 @@ SERVERS: dict[str, Command] = {
     "flask-gunicorn": gunicorn("flask_app:app", "--workers=2", "--threads=8"),
     "django-gunicorn": gunicorn("django_app:application", "--workers=2", "--threads=8"),
     "django-runserver": runserver,
-    "django-uvicorn": uvicorn("django_app:asgi_application"),
+    "django-uvicorn": uvicorn("django_async:application"),
+    "django-uvicorn-threads": uvicorn("django_async:threaded"),
     "bare-h11": h11("bare_asgi:application"),
     "bare-httptools": httptools("bare_asgi:application"),
     "bare-hypercorn": hypercorn("bare_asgi:application"),

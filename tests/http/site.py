@@ -81,9 +81,9 @@ class Pending:
 class Site:
     """A server under test, and the world that its handlers act on.
 
-    ``lacks`` names what its framework can't do, so that the rules leave it out: "repeated headers" (a response has one
-    line for each), "types" (its own handler hides a handler's exception), "chunked" (it can't read such bodies),
-    "write errors" …
+    ``lacks`` names what its framework can't do, and the rules leave that out: "repeated headers" (a response has one
+    line for each), "types" (it hides a handler's exception), "chunked" (it can't read such bodies), "early refusal" (it
+    reads bodies before anybody may refuse them).
     """
 
     def __init__(self, url: str, world: World, lacks: Iterable[str] = ()) -> None:

@@ -221,7 +221,8 @@ def _rules(words: dict[str, Any]) -> Rules:
 def mark(handler: T, *, covered: bool = True, **words: Any) -> T:
     """Have a handler say its own rules, for frameworks that find it before they run it."""
     _rules(words)
-    handler.effectonce = Route("**", covered=covered, **words)  # type: ignore[attr-defined]
+    said: Any = handler
+    said.effectonce = Route("**", covered=covered, **words)
     return handler
 
 
