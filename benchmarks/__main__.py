@@ -50,14 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
             progress.clear()
             print(report.table(case, results), flush=True)
             measured.append((case, results))
-    return _finish(measured, options)
+    return _finish(measured, options, servers.versions)
 
 
-def _finish(measured: report.Measured, options: argparse.Namespace) -> int:
+def _finish(measured: report.Measured, options: argparse.Namespace, servers: dict[str, str]) -> int:
     if options.json:
         chosen = {"quick": options.quick, "full": options.full, "pin": options.pin}
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(report.as_json(measured, chosen), encoding="utf-8")
+        options.json.write_text(report.as_json(measured, chosen, servers), encoding="utf-8")
     if options.chart:
         options.chart.parent.mkdir(parents=True, exist_ok=True)
         options.chart.write_text(chart.draw(measured), encoding="utf-8")

@@ -98,12 +98,13 @@ def _line(result: Result, unit: str) -> tuple[str, ...]:
     )
 
 
-def as_json(measured: Measured, options: dict[str, Any]) -> str:
+def as_json(measured: Measured, options: dict[str, Any], servers: dict[str, str]) -> str:
     """Everything that was found, with what it was found on."""
     found = {
         "schema": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "servers": servers,
         "options": options,
         "versions": {
             result.contender: result.version

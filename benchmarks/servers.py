@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Self
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
-from tests.servers import StartError, Unavailable, start, variable
+from tests.servers import start, variable
 
 # What the server's own defaults would let happen to one contender's slice and not to another's.
 SETTINGS: dict[str, dict[str, object]] = {
     # Neither a log nor a snapshot: what is measured is the way to the server, not its disk.
     "valkey": {"appendonly": "no"},
+    "redis": {"appendonly": "no"},
     # No checkpoint in the middle of a case, nor the whole pages that are logged after one.
     "postgres": {"max_wal_size": "16GB", "checkpoint_timeout": "1h"},
 }
+
+
+Room = tuple[str, str]
+"""Its URL, and the version of the server it is on."""
 
 
 class NoServer(Exception):
@@ -35,6 +41,8 @@ class Servers:
         self._urls: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         self._rooms = 0
+        self.versions: dict[str, str] = {}
+        """Of the servers that were used."""
 
     @contextmanager
     def room(self, server: str, *, is_timed: bool) -> Iterator[str]:
@@ -44,7 +52,7 @@ class Servers:
         self._rooms += 1
         room = ROOMS[server](self._url(server), self._rooms, is_timed)
         try:
-            url = room.__enter__()
+            url, self.versions[server] = room.__enter__()
         except Exception as error:  # each driver has errors of its own
             raise NoServer(_shown(error)) from error
         try:
@@ -59,9 +67,9 @@ class Servers:
         if server not in self._urls:
             try:
                 self._urls[server] = os.environ.get(variable(server)) or self._start(server)
-            except (Unavailable, StartError) as error:
+            except Exception as error:  # it can't be had, does not start, or its driver is missing
                 self._reasons[server] = f"no {server}: {_shown(error)}"
-                raise NoServer(self._reasons[server]) from None
+                raise NoServer(self._reasons[server]) from error
         return self._urls[server]
 
     def _start(self, server: str) -> str:
@@ -82,7 +90,7 @@ def _shown(error: Exception) -> str:
 
 
 @contextmanager
-def _redis_database(url: str, number: int, is_timed: bool) -> Iterator[str]:
+def _redis_database(url: str, number: int, is_timed: bool) -> Iterator[Room]:
     """One of the numbered databases. Another program's keys are never flushed."""
     import redis
 
@@ -90,14 +98,15 @@ def _redis_database(url: str, number: int, is_timed: bool) -> Iterator[str]:
     with redis.Redis.from_url(place) as client:
         if client.dbsize():
             raise NoServer(f"database {number % 15 + 1} of the given server is not empty")
+        about = client.info("server")
         try:
-            yield place
+            yield place, about.get("valkey_version") or about["redis_version"]
         finally:
             client.flushdb()
 
 
 @contextmanager
-def _postgres_database(url: str, number: int, is_timed: bool) -> Iterator[str]:
+def _postgres_database(url: str, number: int, is_timed: bool) -> Iterator[Room]:
     import psycopg
 
     name = f"bench_{os.getpid()}_{number}"
@@ -106,13 +115,13 @@ def _postgres_database(url: str, number: int, is_timed: bool) -> Iterator[str]:
         if not is_timed:
             connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off".encode())
         try:
-            yield urlsplit(url)._replace(path=f"/{name}").geturl()
+            yield urlsplit(url)._replace(path=f"/{name}").geturl(), str(connection.info.server_version)
         finally:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @contextmanager
-def _mysql_database(url: str, number: int, is_timed: bool) -> Iterator[str]:
+def _mysql_database(url: str, number: int, is_timed: bool) -> Iterator[Room]:
     import pymysql
 
     place, name = urlsplit(url), f"bench_{os.getpid()}_{number}"
@@ -122,13 +131,13 @@ def _mysql_database(url: str, number: int, is_timed: bool) -> Iterator[str]:
     with connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name}")
         try:
-            yield place._replace(path=f"/{name}").geturl()
+            yield place._replace(path=f"/{name}").geturl(), connection.get_server_info()
         finally:
             cursor.execute(f"DROP DATABASE {name}")
 
 
 @contextmanager
-def _dynamodb_table(url: str, number: int, is_timed: bool) -> Iterator[str]:
+def _dynamodb_table(url: str, number: int, is_timed: bool) -> Iterator[Room]:
     """A name for a table. Each contender makes its own, since each has another key."""
     import boto3
 
@@ -136,14 +145,15 @@ def _dynamodb_table(url: str, number: int, is_timed: bool) -> Iterator[str]:
     options = {key: values[0] for key, values in parse_qs(place.query).items()}
     client = boto3.client("dynamodb", region_name=options.get("region"), endpoint_url=options.get("endpoint"))
     try:
-        yield place._replace(netloc=name).geturl()
+        yield place._replace(netloc=name).geturl(), f"ministack {version('ministack')}"
     finally:
         if name in client.list_tables()["TableNames"]:
             client.delete_table(TableName=name)
 
 
-ROOMS: dict[str, Callable[[str, int, bool], Any]] = {
+ROOMS: dict[str, Callable[[str, int, bool], AbstractContextManager[Room]]] = {
     "valkey": _redis_database,
+    "redis": _redis_database,
     "postgres": _postgres_database,
     "mariadb": _mysql_database,
     "dynamodb": _dynamodb_table,

@@ -71,18 +71,18 @@ WITHIN = 1.3
 
 
 def ours(**bounds: float) -> tuple[Row, Row]:
-    """Both everyday forms of effectonce, held to the same floor."""
+    """Both everyday forms of effectonce, held to the same floor or limit."""
     return (
-        Row("effectonce process", "effectonce", "process", floor=bounds.get("floor")),
-        Row("effectonce decorated", "effectonce", "decorated", floor=bounds.get("floor")),
+        Row("effectonce process", "effectonce", "process", **bounds),
+        Row("effectonce decorated", "effectonce", "decorated", **bounds),
     )
 
 
 def batches(**bounds: float) -> tuple[Row, Row]:
     """A batch as it comes, with handlers side by side in threads, and one whose handlers take turns."""
     return (
-        Row("effectonce", "effectonce", floor=bounds.get("floor")),
-        Row("effectonce in turn", "effectonce", "in turn", floor=bounds.get("floor"), note="concurrency=1"),
+        Row("effectonce", "effectonce", **bounds),
+        Row("effectonce in turn", "effectonce", "in turn", note="concurrency=1", **bounds),
     )
 
 

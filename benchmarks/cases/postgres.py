@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, ours
@@ -57,9 +58,15 @@ CASES = (
         name="postgres-bytes",
         title="PostgreSQL, bytes per key, index included (36-char key, 102-byte result)",
         op="new",
-        rows=(RAW, Row("effectonce", "effectonce", limit=300.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        rows=(
+            RAW,
+            *ours(limit=300.0),
+            *(replace(row, operations=5_000) for row in (EXACTLY_ONCE, IDEMKIT_ASYNCIO)),
+            replace(DBOS, operations=1_000, note="few keys, because it is slow"),
+        ),
         gauge="postgres-size",
-        operations=10_000,
+        # With fewer, it shows which pages of the index happen to have been split.
+        operations=20_000,
         slices=1,
         repetitions=1,
     ),
@@ -67,7 +74,7 @@ CASES = (
         name="postgres-wal-new",
         title="PostgreSQL, bytes of log per new key",
         op="new",
-        rows=(RAW, Row("effectonce", "effectonce", limit=650.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, *ours(limit=650.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
         gauge="postgres-wal",
         operations=1_000,
         slices=1,
@@ -91,9 +98,25 @@ CASES = (
         rows=(RAW, Row("effectonce", "effectonce"), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
         unit="rows",
         gauge="postgres-dead-rows",
-        operations=5_000,
+        operations=3_000,
         slices=1,
         repetitions=1,
+    ),
+    _exact(
+        name="postgres-dead-rows-million",
+        title="PostgreSQL, dead rows per new key, 64 callers, a million keys (for information)",
+        op="new",
+        rows=(
+            Row("raw", "raw", operations=100_000, note="100,000 keys"),
+            Row("effectonce", "effectonce", "process"),
+        ),
+        unit="rows",
+        gauge="postgres-dead-rows",
+        tasks=64,
+        operations=1_000_000,
+        slices=1,
+        repetitions=1,
+        is_full_only=True,
     ),
     _case(
         name="postgres-wait",

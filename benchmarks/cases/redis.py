@@ -16,6 +16,18 @@ ASYNCIO = (EXACTLY_ONCE, IDEMKIT, USUAL)
 
 _case = partial(Case, group="redis", store="redis", server="valkey")
 _crowd = partial(_case, tasks=64, step=256, operations=16_384, budget_seconds=0.3, slices=2)
+_bytes = partial(
+    _case,
+    op="new",
+    rows=(RAW, *ours(limit=300.0), POWERTOOLS, EXACTLY_ONCE, IDEMKIT_ASYNCIO, USUAL),
+    unit="bytes",
+    gauge="redis-memory",
+    # Three quarters of a power of two: the server's tables, which double when they are full, are half-way.
+    operations=24_576,
+    slices=1,
+    repetitions=1,
+    is_fixed=True,
+)
 
 CASES = (
     _case(name="redis-new", title="Redis, 1 caller, new", op="new", rows=(RAW, *ours(floor=1.0), *BLOCKING)),
@@ -55,26 +67,8 @@ CASES = (
         rows=(RAW, *batches(floor=1.0)),
         step=100,
     ),
-    _case(
-        name="redis-bytes",
-        title="Redis, bytes per key (36-char key, 102-byte result, expiry set)",
-        op="new",
-        rows=(
-            RAW,
-            Row("effectonce", "effectonce", limit=300.0),
-            POWERTOOLS,
-            EXACTLY_ONCE,
-            IDEMKIT_ASYNCIO,
-            USUAL,
-        ),
-        unit="bytes",
-        gauge="redis-memory",
-        # Three quarters of a power of two: the server's tables, which double when they are full, are half-way.
-        operations=24_576,
-        slices=1,
-        repetitions=1,
-        is_fixed=True,
-    ),
+    _bytes(name="redis-bytes", title="Valkey, bytes per key (36-char key, 102-byte result, expiry set)"),
+    _bytes(name="redis-bytes-7", title="Redis 7, bytes per key (likewise)", server="redis"),
     _case(
         name="redis-wait",
         title="Redis, a waiting duplicate, in another process",

@@ -42,12 +42,13 @@ def open_forms(setup: Setup) -> Forms:
     handle, ahandle, tick = counter.handle, counter.ahandle, counter.tick
     process, aprocess = receiver.process, receiver.aprocess
 
-    @receiver.idempotent(key="order_id")
+    # The name of a function in here would be longer than any in an application, and it is part of the key.
+    @receiver.idempotent(key="order_id", operation="charge")
     def charge(order_id: str) -> dict[str, Any]:
         tick()
         return RESULT
 
-    @receiver.idempotent(key="order_id")
+    @receiver.idempotent(key="order_id", operation="acharge")
     async def acharge(order_id: str) -> dict[str, Any]:
         tick()
         return RESULT
