@@ -668,11 +668,12 @@ def test_what_is_revived_is_not_forgotten(place: Place) -> None:
             run(store.complete(ending_of(run(store.claim(claim_of(key))), keep=0.001)))
         now = run(store.now())
         wait_until(lambda: run(store.now()) > now + 0.01)
-        looking = store.stepper.purge(256)
         line = store._lanes[0].lines._idle[0]
-        looked = run(line.ask(next(looking)))
+        purging = store.stepper.purge(256)
+        told = run(line.ask(next(purging)))
+        looked = run(line.ask(purging.send(told)))
         revived = granted(run(store.claim(claim_of("a"))))
-        (forgetting,) = looking.send(looked)
+        (forgetting,) = purging.send(looked)
         assert run(line.ask([forgetting]))[0].changed == 1
         assert run(store.get("a")) == revived
         assert run(store.get("b")) is None

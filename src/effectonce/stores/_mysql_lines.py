@@ -29,7 +29,8 @@ READ_ONLY: Final = {1290, 1792, 1836}
 
 
 # MySQL's protocol, as far as it is read here.
-COM_QUERY: Final = 3
+QUERY: Final = b"\0\3"
+"""The first packet of an exchange, and what it is."""
 QUIT: Final = b"\1\0\0\0\1"
 OK, NULL, END, ERROR = 0x00, 0xFB, 0xFE, 0xFF
 END_LENGTH: Final = 9
@@ -125,14 +126,13 @@ class ThreadLine:
         self._read: Callable[[int], bytes] = self._connection._rfile.read
 
     async def ask(self, said: list[str]) -> list[Result]:
-        try:
-            self._connection._execute_command(COM_QUERY, ";".join(said))
-        except self._errors as error:
-            raise heard(error) from error
         results: list[Result] = []
         try:
+            self._send(";".join(said).encode())
             while self._take(results) & MORE_RESULTS:
                 pass
+        except self._errors as error:
+            raise heard(error) from error
         except TimeoutError as error:
             raise TimedOut("it took too long") from error
         except (OSError, IndexError, ValueError) as error:
@@ -142,6 +142,13 @@ class ThreadLine:
     def close(self) -> None:
         with suppress(self._errors):  # what broke it has closed it
             self._connection.close()
+
+    def _send(self, text: bytes) -> None:
+        size = len(text) + 1
+        if size < LARGEST:
+            self._connection._sock.sendall(size.to_bytes(3, "little") + QUERY + text)
+        else:
+            self._connection._execute_command(QUERY[1], text)
 
     def _take(self, results: list[Result]) -> int:
         """Take in the result of one statement, and give the server's status after it."""

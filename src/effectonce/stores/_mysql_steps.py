@@ -60,10 +60,12 @@ class Stepper:
 
         ``patience`` is for a step alone: how often, a second each, it may wait for a lock.
         """
-        replies: list[Any] = []
-        for portion in _portions(steps):
-            replies += yield from self._insist(server, portion, patience if len(steps) == 1 else 1)
-        return replies
+        if len(steps) > 1:
+            replies: list[Any] = []
+            for portion in _portions(steps):
+                replies += yield from self._insist(server, portion, 1)
+            return replies
+        return (yield from self._insist(server, steps, patience))
 
     def _insist(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
         tries = {DEADLOCK: TRIES, LOCKED: patience}
@@ -95,7 +97,8 @@ class Stepper:
         """Pass so many rows and forget what has expired there."""
         if rows < 1:
             return 0
-        yield from _say(self._hand.look(rows))
+        now = yield from self._language.now()
+        yield from _say(self._hand.look(rows, now))
         results: list[Result] = []
         yield from _say(self._hand.forget(results.append))
         return sum(result.changed for result in results)
@@ -110,12 +113,14 @@ class Hand:
     def __init__(self, sql: dict[str, str]) -> None:
         self._sql = sql
         self._new = 0
+        self._now = 0.0
         self._place: bytes | None = None
-        self._expired: list[tuple[int, list[bytes]]] = []
+        self._expired: list[tuple[float, list[bytes]]] = []
 
-    def count(self, claim: Claim) -> None:
-        """Hear of a new key."""
+    def count(self, claim: Claim, now: float) -> None:
+        """Hear of a new key, and of the time."""
         self._new += 1
+        self._now = now
         if self._place is None:
             self._place = name_of(claim.key)
 
@@ -124,14 +129,14 @@ class Hand:
         if self._new < PURGE_EVERY or self._expired:
             return []
         self._new = 0
-        return self.look(PURGE_EVERY * PURGE_SHARE)
+        return self.look(PURGE_EVERY * PURGE_SHARE, self._now)
 
-    def look(self, rows: int) -> Packet:
+    def look(self, rows: int, now: float) -> Packet:
         """Look for what has expired in the next so many rows."""
         place = binary(self._place or b"")
         return [
             (self._sql["next_hand"] % (place, rows - 1), self._move),
-            (self._sql["passed"] % (place, place, rows - 1), self._find),
+            (self._sql["passed"] % (place, rows, double(now)), partial(self._find, now)),
         ]
 
     def forget(self, hear: Callable[[Result], None]) -> Packet:
@@ -140,21 +145,21 @@ class Hand:
             now, names = self._expired.pop()
         except IndexError:
             return []
-        return [(self._sql["forget"] % (",".join(map(binary, names)), double(now / 1e6)), hear)]
+        return [(self._sql["forget"] % (",".join(map(binary, names)), double(now)), hear)]
 
     def _move(self, result: Result) -> None:
         self._place = result.rows[0][0] if result.rows else b""
 
-    def _find(self, result: Result) -> None:
-        names = [row[1] for row in result.rows if _is_gone(row)]
+    def _find(self, now: float, result: Result) -> None:
+        names = [row[0] for row in result.rows if _is_gone(row, now)]
         if names:
-            self._expired.append((int(result.rows[0][0]), names))
+            self._expired.append((now, names))
 
 
-def _is_gone(row: Row) -> bool:
-    now, _, state, once, lease, expiry = row
-    _, record = read_record((now, state, once, b"0", b"0", lease, expiry, b"", b"", b"", None))
-    return is_expired(record, int(now) / 1e6)
+def _is_gone(row: Row, now: float) -> bool:
+    _, state, once, lease, expiry = row
+    _, record = read_record((b"0", state, once, b"0", b"0", lease, expiry, b"", b"", b"", None))
+    return is_expired(record, now)
 
 
 class _Exchange:
@@ -256,7 +261,7 @@ class _Exchange:
             now, record = there[claim.key]
             if record.owner == claim.owner and record.fence == now:
                 self._replies[number] = Added(now, now / 1e6)
-                self._hand.count(claim)
+                self._hand.count(claim, now / 1e6)
             else:
                 self._replies[number] = Found(record, now / 1e6)
 

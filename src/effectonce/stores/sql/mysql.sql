@@ -76,15 +76,15 @@ WHERE `key` = %s AND state = %s AND owner <=> %s AND fence = %s AND attempts = %
 -- name: read
 SELECT {record} FROM {table} WHERE `key` IN (%s);
 
--- Where the hand will be when it has passed so many rows and one; no row if there are fewer.
+-- Where the hand will be when it has passed so many rows and one more; no row if there are fewer.
 -- name: next_hand
 SELECT `key` FROM {table} WHERE `key` > %s ORDER BY `key` LIMIT 1 OFFSET %s;
 
--- What may have expired from one place of the hand to the next.
+-- What may have expired among those. Only a derived table keeps the server from going on to the end.
 -- name: passed
-SELECT {clock}, `key`, state, once, lease_until, expires_at FROM {table}
-WHERE `key` > %s AND `key` <= IFNULL((SELECT `key` FROM {table} WHERE `key` > %s ORDER BY `key` LIMIT 1 OFFSET %s), X'FF')
-  AND expires_at <= {clock} / 1e6;
+SELECT `key`, state, once, lease_until, expires_at FROM (
+    SELECT `key`, state, once, lease_until, expires_at FROM {table} WHERE `key` > %s ORDER BY `key` LIMIT %s
+) AS passed WHERE expires_at <= %s;
 
 -- Whoever revives a record makes it expire later.
 -- name: forget
