@@ -1,4 +1,4 @@
-"""HTTP: the Idempotency-Key boundary. ``asgi``, ``wsgi``, ``fastapi``, ``django``, ``flask``, ``client``, ``webhooks``."""
+"""HTTP: the Idempotency-Key boundary of ``asgi``, ``wsgi``, ``fastapi``, ``django`` and ``flask``; ``client``, ``webhooks``."""
 
 from ._boundary import Request, Route, nothing_happened, remember
 from ._exchange import PUBLIC

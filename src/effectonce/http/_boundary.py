@@ -6,11 +6,11 @@ The methods of ``Exchange`` are coroutines in the adapter's own colour, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .._answers import call_of
 from .._attempt import CURRENT, Attempt
@@ -45,6 +45,27 @@ OPERATION = "http"
 COVERED = frozenset({"POST", "PATCH"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 Busy = Literal["wait", 409, 425, 202]
+ClaimedBy = Literal["boundary", "handler"]
+
+
+class Headers(Mapping[str, str]):
+    """Header lines by name, decoded when somebody asks. Several lines of a name are one, as RFC 9110 joins them."""
+
+    def __init__(self, lines: Sequence[Header]) -> None:
+        self._lines = lines
+
+    def __getitem__(self, name: str) -> str:
+        wanted = name.lower().encode("latin-1")
+        found = [value for header, value in self._lines if header == wanted]
+        if not found:
+            raise KeyError(name)
+        return (b"; " if wanted == b"cookie" else b", ").join(found).decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({name.decode("latin-1"): None for name, _ in self._lines})
+
+    def __len__(self) -> int:
+        return len({name for name, _ in self._lines})
 
 
 class Request(NamedTuple):
@@ -54,7 +75,7 @@ class Request(NamedTuple):
     path: str
     query: str
     headers: Mapping[str, str]
-    """By lower-case name; of several lines the last."""
+    """By lower-case name."""
     raw: Any
     """What the framework has: an ASGI scope, a WSGI environ, a Django request."""
 
@@ -62,6 +83,27 @@ class Request(NamedTuple):
 Scope = Callable[[Request], Any] | str | None
 """Whose keys these are: a function of the request, or ``PUBLIC``; None where handlers claim and say it themselves."""
 NaturalKey = Callable[[Request, bytes], str | None]
+
+
+class RuleWords(TypedDict, total=False):
+    """What can be said of how requests are treated: see ``Rules``."""
+
+    methods: Iterable[str]
+    required: bool
+    strict: bool
+    busy: Busy
+    on_server_error: OnServerError
+    keep: Duration | None
+    policy: Policy | None
+    fingerprint: Fingerprint
+    key: NaturalKey | None
+    claim: ClaimedBy
+    max_request: int
+    max_response: int
+    body_timeout: Duration
+    header: str
+    replayed_header: str
+    documentation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +136,7 @@ class Rules:
     policy: Policy | None = None
     fingerprint: Fingerprint = "body"
     key: NaturalKey | None = None
-    claim: Literal["boundary", "handler"] = "boundary"
+    claim: ClaimedBy = "boundary"
     max_request: int = 16 << 20
     max_response: int = 1 << 20
     body_timeout: Duration = "60s"
@@ -116,7 +158,16 @@ class Rules:
         for name in ("header", "replayed_header"):
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", getattr(self, name)):
                 raise UsageError(f"{name}={getattr(self, name)!r} can't be the name of a header.")
-        object.__setattr__(self, "methods", frozenset(method.upper() for method in self.methods))
+        said: Any = self.methods
+        methods = frozenset(method.upper() for method in said)
+        if isinstance(said, str) or methods & SAFE:
+            raise UsageError(
+                f"methods={self.methods!r}: name methods that change something, such as ['POST', 'PATCH', 'PUT']."
+            )
+        for name in ("max_request", "max_response"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)!r} must be a whole number of bytes.")
+        object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "header_name", self.header.lower().encode())
         object.__setattr__(self, "patience", seconds(self.body_timeout, "body_timeout"))
 
@@ -148,7 +199,7 @@ class Route:
     ``*`` stands for a part of a path between slashes, ``**`` for any number of parts.
     """
 
-    def __init__(self, path: str, *, covered: bool = True, **rules: Any) -> None:
+    def __init__(self, path: str, *, covered: bool = True, **rules: Unpack[RuleWords]) -> None:
         self._pattern = re.compile(
             "".join(
                 {"**": ".*", "*": "[^/]*"}.get(part) or re.escape(part) for part in re.split(r"(\*\*?)", path)
@@ -164,7 +215,9 @@ class Route:
 class Boundary:
     """The rules of all routes, and the receiver behind them."""
 
-    def __init__(self, receiver: Receiver, scope: Scope, routes: Iterable[Route] = (), **words: Any) -> None:
+    def __init__(
+        self, receiver: Receiver, scope: Scope, routes: Iterable[Route] = (), **words: Unpack[RuleWords]
+    ) -> None:
         self.receiver, self.scope = receiver, scope
         self.rules = _rules(words).with_terms(receiver)
         self.routes = [
@@ -211,16 +264,27 @@ class Boundary:
         return self.scope(request) if callable(self.scope) else PUBLIC
 
 
-def _rules(words: dict[str, Any]) -> Rules:
+def _rules(words: Mapping[str, Any]) -> Rules:
     known = {each.name for each in fields(Rules) if each.init}
     if unknown := sorted(words.keys() - known):
         raise UsageError(f"{', '.join(unknown)}: no such rule. Known are {', '.join(sorted(known))}.")
     return Rules(**words)
 
 
+def claimed_here(boundary: Boundary) -> Boundary:
+    """A boundary of an adapter that always claims before the handler runs."""
+    _refuse_claims_by_handlers([boundary.rules, *(rules for _, rules in boundary.routes if rules)])
+    return boundary
+
+
+def _refuse_claims_by_handlers(each: Iterable[Rules]) -> None:
+    if any(rules.claim == "handler" for rules in each):
+        raise UsageError('claim="handler" is for ASGI. Here the boundary claims, for whom scope= says.')
+
+
 def mark(handler: T, *, covered: bool = True, **words: Any) -> T:
     """Have a handler say its own rules, for frameworks that find it before they run it."""
-    _rules(words)
+    _refuse_claims_by_handlers([_rules(words)])
     said: Any = handler
     said.effectonce = Route("**", covered=covered, **words)
     return handler

@@ -133,6 +133,9 @@ HELD_BACK: frozenset[bytes] = frozenset(
 """Headers of one connection, one moment or one login: no part of the answer to a repeat."""
 
 
+BODILESS = frozenset({204, 304})
+"""Answers that have no body, whatever they say of its length."""
+
 _NAME, _VALUE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[^\0\r\n]*")
 
 
@@ -151,6 +154,19 @@ def is_endless(headers: Iterable[Header]) -> bool:
         name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream")
         for name, value in headers
     )
+
+
+def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
+    """What the start of an answer says of its body: how long it is, if it says so, and whether it has no end."""
+    length = 0 if status in BODILESS else None
+    endless = False
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-length" and length is None and value.isdigit():
+            length = int(value[:19])
+        elif lower == b"content-type":
+            endless = value.lower().startswith(b"text/event-stream")
+    return length, endless
 
 
 def remembered(answer: Answer) -> Answer:

@@ -12,11 +12,11 @@ refused before anything is claimed or replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary, Route, Scope
+from ._boundary import SAFE, Boundary, Route, RuleWords, Scope
 from ._exchange import PROBLEMS
 from .asgi import HANDLE, IdempotencyMiddleware
 
@@ -56,17 +56,23 @@ PROBLEM_RESPONSES = _responses()
 
 
 def install(
-    app: FastAPI, receiver: Receiver, *, scope: Scope = None, routes: Iterable[Route] = (), **rules: Any
+    app: FastAPI,
+    receiver: Receiver,
+    *,
+    scope: Scope = None,
+    routes: Iterable[Route] = (),
+    **rules: Unpack[RuleWords],
 ) -> None:
     """Put an app behind the boundary, and say so in its OpenAPI document.
 
     Without a scope, only routes with ``idempotent(...)`` among their dependencies are covered.
     """
     if scope is None:
-        rules = {"claim": "handler"} | rules
+        rules.setdefault("claim", "handler")
     routes = list(routes)
     app.add_middleware(IdempotencyMiddleware, receiver=receiver, scope=scope, routes=routes, **rules)
     boundary = Boundary(receiver, scope, routes, **rules)
+    app.state.effectonce = boundary
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -90,12 +96,21 @@ def idempotent(scope: Callable[..., Any], *, header: str = "Idempotency-Key") ->
     ) -> None:
         covered = request.scope.get(HANDLE)
         if covered is None:
-            raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
-        if not await covered.claim(whose):
+            _check_uncovered(request)
+        elif not await covered.claim(whose):
             raise HTTPException(covered.instead.status)  # the boundary sends the answer in its place
 
     claim.__annotations__ = {"request": Request, "whose": Any, "key": str | None, "return": None}
     return Depends(claim)
+
+
+def _check_uncovered(request: Request) -> None:
+    """A method that is not covered passes. A boundary that is not there must not go unnoticed."""
+    boundary: Boundary | None = getattr(request.app.state, "effectonce", None)
+    if request.method in SAFE:
+        return
+    if boundary is None or boundary.rules_for(request.method, request.scope["path"]) is not None:
+        raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
 
 
 def _with_problems(document: dict[str, Any], boundary: Boundary) -> dict[str, Any]:
