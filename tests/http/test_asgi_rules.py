@@ -6,28 +6,33 @@ from collections.abc import Iterator
 
 import pytest
 from tests.http import servers
+from tests.http.http2 import Http2Site
 from tests.http.rules import HttpRules
 from tests.http.site import Site
 from tests.http.world import World
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "bare-h11",
-        "bare-httptools",
-        "bare-hypercorn",
-        "bare-granian",
-        "starlette-httptools",
-        "fastapi-h11",
-        "dependency-httptools",
-    ],
-)
+SITES: dict[str, type[Site]] = {
+    "bare-h11": Site,
+    "bare-httptools": Site,
+    "bare-hypercorn": Site,
+    "bare-hypercorn http2": Http2Site,
+    "bare-granian": Site,
+    "starlette-httptools": Site,
+    "starlette-granian http2": Http2Site,
+    "fastapi-h11": Site,
+    "dependency-httptools": Site,
+}
+"""What runs, and how it is spoken to."""
+
+
+@pytest.fixture(scope="module", params=SITES)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A server with an app inside, and a world of its own."""
-    world = World(tmp_path_factory.mktemp(request.param))
-    with servers.start(request.param, world) as server:
-        yield Site(server.url, world)
+    server = request.param.partition(" ")[0]
+    world = World(tmp_path_factory.mktemp(server))
+    with servers.start(server, world) as started:
+        yield SITES[request.param](started.url, world)
     world.close()
 
 

@@ -1,4 +1,4 @@
-"""HTTP: the Idempotency-Key boundary of ``asgi``, ``wsgi``, ``fastapi``, ``django`` and ``flask``; ``client``, ``webhooks``."""
+"""HTTP: the Idempotency-Key boundary of servers (``asgi``, ``wsgi`` and frameworks), ``client`` and ``webhooks``."""
 
 from ._boundary import Request, Route, nothing_happened, remember
 from ._exchange import PUBLIC
