@@ -6,6 +6,7 @@ For adapters that read by asking for so many bytes. Nothing passes because it is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import SEEK_END
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
@@ -17,7 +18,21 @@ IN_MEMORY = 1 << 20
 PIECE = 1 << 16
 
 
-def declared_length(environ: Mapping[str, Any]) -> int | None:
+def take_in_from(
+    environ: dict[str, Any], rules: Rules, hasher: Hasher, monotonic: Callable[[], float]
+) -> IO[bytes]:
+    """Read the body of a WSGI request, and put it where the app will look for it."""
+    length = _declared_length(environ)
+    body = take_in(environ["wsgi.input"].read, length, rules, hasher, monotonic)
+    if length is None:  # it has no chunks any more
+        environ["CONTENT_LENGTH"] = str(body.seek(0, SEEK_END))
+        environ.pop("HTTP_TRANSFER_ENCODING", None)
+        body.seek(0)
+    environ["wsgi.input"], environ["wsgi.input_terminated"] = body, True
+    return body
+
+
+def _declared_length(environ: Mapping[str, Any]) -> int | None:
     """How long a WSGI request's body is; None if it ends by itself. Raises ``Problem`` if nobody can tell."""
     declared = environ.get("CONTENT_LENGTH") or ""
     if declared.isdecimal():

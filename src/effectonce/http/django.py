@@ -28,7 +28,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from functools import cache
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from .._blocking import run
 from .._receiver import Receiver
@@ -39,6 +39,7 @@ from ._boundary import (
     Request,
     Rules,
     checked_scope,
+    claimed_here,
     key_in,
     mark,
     mark_of,
@@ -46,7 +47,7 @@ from ._boundary import (
     raised,
 )
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
-from ._intake import declared_length, take_in
+from ._intake import IN_MEMORY, take_in, take_in_from, whole
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -138,17 +139,20 @@ class _Covered:
 
     async def _run(self, key: str | None) -> Any:
         boundary, rules, side, request = self._boundary, self._rules, self._side, self._request
-        headers, query = request.headers, request.META.get("QUERY_STRING", "")
-        seen = Request(request.method, request.path_info, query, headers, request)
+        query = request.META.get("QUERY_STRING", "")
+        seen = Request(request.method, request.path_info, query, request.headers, request)
         scope = checked_scope(await side.scope(seen))
         path = request.path.encode("utf-8", "surrogatepass"), query.encode("utf-8", "surrogatepass")
         hasher = Hasher(request.method, *path, rules.fingerprint)
-        await side.work(lambda: _take_in_body(request, rules, hasher, boundary.receiver.flow.monotonic))
+        monotonic = boundary.receiver.flow.monotonic
+        body = await side.reading(request, lambda: _take_in_body(request, rules, hasher, monotonic))
         if key is None:
-            key = natural_key(rules, seen, request.body)
+            key = natural_key(rules, seen, whole(body))
         self._exchange = Exchange(boundary, rules, side.colour, key, scope)
         answer = await self._exchange.open(hasher.digest())
-        return await side.shielded(self._handle()) if answer is None else _response(answer)
+        response = await side.shielded(self._handle()) if answer is None else _response(answer)
+        response._resource_closers.append(body.close)
+        return response
 
     async def _handle(self) -> Any:
         exchange = self._exchange
@@ -181,15 +185,13 @@ class _Covered:
         pieces = self._side.pieces(response)
         held: list[bytes] = []
         size = 0
-        if not is_endless(headers):
-            async for piece in self._side.each(pieces):
-                held.append(piece)
-                size += len(piece)
-                if size > most:
-                    break
-            else:
+        while size <= most and not is_endless(headers):
+            piece = await self._side.next_of(pieces)
+            if piece is None:
                 body = b"".join(held)
-                return said._replace(body=body), self._side.again([body])
+                return said._replace(body=body), self._side.again(body)
+            held.append(piece)
+            size += len(piece)
         return said, self._side.chained(self._exchange, b"".join(held), pieces)
 
     async def _failed(self, error: BaseException) -> Answer:
@@ -220,8 +222,8 @@ class _Sync:
     async def scope(self, request: Request) -> Any:
         return self._scope(request)
 
-    async def work(self, work: Callable[[], object]) -> None:
-        work()
+    async def reading(self, request: Any, read: Callable[[], IO[bytes]]) -> IO[bytes]:
+        return read()
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await work
@@ -232,12 +234,11 @@ class _Sync:
     def pieces(self, response: Any) -> Iterator[bytes]:
         return iter(response)
 
-    async def each(self, pieces: Any) -> AsyncIterator[bytes]:
-        for piece in pieces:
-            yield piece
+    async def next_of(self, pieces: Any) -> bytes | None:
+        return next(pieces, None)
 
-    def again(self, pieces: list[bytes]) -> Iterable[bytes]:
-        return pieces
+    def again(self, body: bytes) -> Iterable[bytes]:
+        return [body]
 
     def chained(self, exchange: Exchange, held: bytes, rest: Any) -> Iterator[bytes]:
         yield held
@@ -268,8 +269,10 @@ class _Async:
     async def scope(self, request: Request) -> Any:
         return PUBLIC if self._public else await self._scope(request)
 
-    async def work(self, work: Callable[[], object]) -> None:
-        await asyncio.to_thread(work)
+    async def reading(self, request: Any, read: Callable[[], IO[bytes]]) -> IO[bytes]:
+        """Read what may be on the disk where that blocks nobody."""
+        length = request.META.get("CONTENT_LENGTH") or ""
+        return read() if length.isdecimal() and int(length) <= IN_MEMORY else await asyncio.to_thread(read)
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Await something that goes on when this is cancelled, as Django does when a client leaves."""
@@ -285,12 +288,11 @@ class _Async:
         content = response.streaming_content
         return aiter(content) if response.is_async else _in_threads(content)
 
-    def each(self, pieces: Any) -> AsyncIterator[bytes]:
-        return pieces  # type: ignore[no-any-return]
+    async def next_of(self, pieces: Any) -> bytes | None:
+        return await anext(pieces, None)
 
-    async def again(self, pieces: list[bytes]) -> AsyncIterator[bytes]:
-        for piece in pieces:
-            yield piece
+    async def again(self, body: bytes) -> AsyncIterator[bytes]:
+        yield body
 
     async def chained(self, exchange: Exchange, held: bytes, rest: Any) -> AsyncIterator[bytes]:
         yield held
@@ -312,26 +314,20 @@ async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 # -- Requests and responses ----------------------------------------------------------------------------------------
 
 
-def _take_in_body(request: Any, rules: Rules, hasher: Hasher, monotonic: Callable[[], float]) -> None:
+def _take_in_body(request: Any, rules: Rules, hasher: Hasher, monotonic: Callable[[], float]) -> IO[bytes]:
     """Read the body to its end, and put it where the view will look for it."""
     if hasattr(request, "_body"):  # something above has read it, and it is there for everybody
-        take_in(BytesIO(request.body).read, len(request.body), rules, hasher, monotonic).close()
-        return
+        return take_in(BytesIO(request.body).read, len(request.body), rules, hasher, monotonic)
     if request._read_started:
-        raise UsageError(
-            "A middleware above effectonce's has read the request's body piece by piece. Move it below."
-        )
+        raise UsageError("A middleware above effectonce's reads the request piece by piece. Move it below.")
     environ = getattr(request, "environ", None)
-    length = _length(request._stream, request.META) if environ is None else declared_length(environ)
-    read = request._stream.read if environ is None else environ["wsgi.input"].read
-    body = take_in(read, length, rules, hasher, monotonic)
-    if environ is not None:
-        environ["wsgi.input"] = body
-        if length is None:
-            environ["CONTENT_LENGTH"] = str(body.seek(0, 2))
-            environ.pop("HTTP_TRANSFER_ENCODING", None)
-            body.seek(0)
+    if environ is None:
+        length: int | None = _length(request._stream, request.META)
+        body = take_in(request._stream.read, length, rules, hasher, monotonic)
+    else:
+        body = take_in_from(environ, rules, hasher, monotonic)
     request._stream, request._read_started = body, False
+    return body
 
 
 def _length(stream: Any, meta: dict[str, Any]) -> int:
@@ -391,7 +387,7 @@ def _configured() -> Boundary:
     scope = words.pop("scope")
     try:
         found = _found(scope) if scope != PUBLIC else PUBLIC
-        return Boundary(_receiver(receiver, store), found, **words)
+        return claimed_here(Boundary(_receiver(receiver, store), found, **words))
     except (UsageError, ImportError) as error:
         raise Misconfigured(f"EFFECTONCE: {error}") from error
 

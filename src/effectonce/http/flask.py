@@ -60,6 +60,8 @@ class Idempotency:
 
     def init_app(self, app: flask.Flask, receiver: Receiver | None = None) -> None:
         """Stand around an app."""
+        if "effectonce" in app.extensions:
+            raise UsageError("This app has an Idempotency already. A second one would wait for the first.")
         receiver = receiver or self._receiver
         if receiver is None and STORE not in app.config:
             raise UsageError(f'Give Idempotency a receiver, or the app a store: app.config["{STORE}"].')

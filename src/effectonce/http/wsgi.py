@@ -18,9 +18,20 @@ from wsgiref.util import FileWrapper
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch, UsageError
-from ._boundary import Boundary, Exchange, Request, Route, Rules, Scope, checked_scope, key_in, natural_key
+from ._boundary import (
+    Boundary,
+    Exchange,
+    Request,
+    Route,
+    Rules,
+    Scope,
+    checked_scope,
+    claimed_here,
+    key_in,
+    natural_key,
+)
 from ._exchange import Answer, Hasher, Problem, is_endless, sound
-from ._intake import declared_length, take_in, whole
+from ._intake import take_in_from, whole
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -44,7 +55,7 @@ class IdempotencyMiddleware:
         if inspect.iscoroutinefunction(scope):
             raise ColourMismatch(f"{scope!r} is a coroutine function, and a WSGI app can't await it.")
         self.app = app
-        self.boundary = Boundary(receiver, scope, routes, **rules)
+        self.boundary = claimed_here(Boundary(receiver, scope, routes, **rules))
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         rules = self.rules_for(environ)
@@ -116,14 +127,8 @@ class _Covered:
         hasher = Hasher(
             environ["REQUEST_METHOD"], path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint
         )
-        read, monotonic = environ["wsgi.input"].read, self._middleware.boundary.receiver.flow.monotonic
-        length = declared_length(environ)
-        self.body = take_in(read, length, rules, hasher, monotonic)
-        if length is None:
-            environ["CONTENT_LENGTH"] = str(self.body.seek(0, 2))
-            environ.pop("HTTP_TRANSFER_ENCODING", None)
-            self.body.seek(0)
-        environ["wsgi.input"], environ["wsgi.input_terminated"] = self.body, True
+        monotonic = self._middleware.boundary.receiver.flow.monotonic
+        self.body = take_in_from(environ, rules, hasher, monotonic)
         if "wsgi.file_wrapper" in environ:  # what a server's own sends past the iterable would go unseen
             environ["wsgi.file_wrapper"] = FileWrapper
         return hasher.digest()
