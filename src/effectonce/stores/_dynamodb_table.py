@@ -1,0 +1,468 @@
+"""A DynamoDB table: conditional writes, reads, how it is made, and what its errors mean. Knows items, not records.
+
+There are two writes: put an item where there is none, and change one that still is as expected. When the condition
+does not hold, the reply carries the item that is there, so that meeting one costs no second request.
+
+Many at once: BatchWriteItem takes no conditions, and a transaction fails as a whole and costs twice. So a batch is one
+PartiQL BatchExecuteStatement, in which each of up to 25 statements has a condition and an answer of its own. One
+answer is short: an INSERT that meets an item does not say what it met, so those items are read, with one more request
+for all of them. Whatever a batch leaves unanswered is sent alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ..errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable, UsageError
+
+Item = dict[str, dict[str, Any]]
+Outcome = Item | Exception | None
+"""Of a write: None when it was done, else the item that is there (empty: none), or what went wrong."""
+
+KEY, EXPIRY = "k", "t"
+"""The table's key, and its time-to-live attribute."""
+MOST_WRITES, MOST_READS = 25, 100
+"""What DynamoDB takes in one request."""
+CONNECTIONS = 64
+"""Kept open at most; who comes when all are in use opens one more."""
+MAKING_SECONDS = 60
+"""How long to wait for a new table."""
+
+
+class Put(NamedTuple):
+    """Put an item where there is none."""
+
+    item: Item
+
+    @property
+    def key(self) -> str:
+        """The item concerned."""
+        key: str = self.item[KEY]["S"]
+        return key
+
+
+class Change(NamedTuple):
+    """Set and remove attributes of an item whose attributes are as ``where`` says; None: missing."""
+
+    key: str
+    values: Item
+    remove: tuple[str, ...]
+    where: Mapping[str, dict[str, Any] | None]
+
+
+Write = Put | Change
+
+
+class Met(StoreError):
+    """A condition did not hold. ``item`` is what is there instead."""
+
+    item: Item
+
+
+class Denied(StoreUnavailable):
+    """These credentials may do other things, but not this."""
+
+
+class NotThere(StoreUnavailable):
+    """There is no such table."""
+
+
+class InUse(StoreUnavailable):
+    """The table is being made by somebody else."""
+
+
+class Unfit(StoreMismatch):
+    """A request that does not fit this table, or this server."""
+
+
+class Table:
+    """One table. Safe to use from any thread; the client is made, and the table looked at, by its first request."""
+
+    def __init__(
+        self, name: str, region: str | None, endpoint: str | None, timeout: float, create: bool
+    ) -> None:
+        try:
+            self._boto3: Any = import_module("boto3")
+            self._config: Any = import_module("botocore.config").Config
+            errors: Any = import_module("botocore.exceptions")
+        except ImportError as error:
+            raise MissingExtra(
+                "DynamoDB needs the package boto3: pip install effectonce[dynamodb]"
+            ) from error
+        self._refusal, self._trouble = errors.ClientError, errors.BotoCoreError
+        self._anonymous = (
+            errors.NoCredentialsError,
+            errors.PartialCredentialsError,
+            errors.CredentialRetrievalError,
+        )
+        self._region = region or self._session().region_name
+        if not self._region:
+            raise UsageError(
+                f"In which region is the table {name!r}? Write dynamodb://{name}?region=eu-west-1, or set "
+                "AWS_DEFAULT_REGION. A local server takes any."
+            )
+        self.name, self._endpoint, self._timeout, self._create = name, endpoint, timeout, create
+        self.place = f"table {name!r} at {endpoint or f'DynamoDB in {self._region}'}"
+        self.closed = False
+        self.start()
+
+    def _session(self, **choices: Any) -> Any:
+        try:
+            return self._boto3.Session(**choices)
+        except self._trouble as error:
+            raise UsageError(f"boto3 can't be set up: {error}") from error
+
+    def start(self) -> None:
+        """Begin without a connection, as a forked child must."""
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._batches = True
+
+    def close(self) -> None:
+        """Close the connections. What uses the table afterwards is told so."""
+        with self._lock:
+            client, self._client, self.closed = self._client, None, True
+        if client is not None:
+            client.close()
+
+    # One at a time
+
+    def read(self, key: str) -> Item:
+        """The item as it is now; empty when there is none."""
+        item: Item = self._ask("get_item", Key={KEY: {"S": key}}, ConsistentRead=True).get("Item", {})
+        return item
+
+    def write(self, write: Write) -> Item | None:
+        """Do one write: None, or the item that is there instead."""
+        try:
+            if isinstance(write, Put):
+                self._ask(
+                    "put_item",
+                    Item=write.item,
+                    ConditionExpression=f"attribute_not_exists({KEY})",
+                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
+                )
+            else:
+                self._ask("update_item", **_update(write))
+        except Met as met:
+            return met.item
+        return None
+
+    def overwrite(self, item: Item) -> None:
+        """Put an item, whatever is there."""
+        self._ask("put_item", Item=item)
+
+    def delete(self, key: str, where: Item) -> bool:
+        """Delete an item that still is as expected: whether it was."""
+        condition, values = _condition(where)
+        with suppress(Met):
+            self._ask(
+                "delete_item",
+                Key={KEY: {"S": key}},
+                ConditionExpression=condition,
+                ExpressionAttributeValues=values,
+            )
+            return True
+        return False
+
+    def pages(self, start: Item | None = None, **choices: Any) -> Iterator[tuple[list[Item], Item | None]]:
+        """The whole table, in no order, a megabyte at a time, and where the next page begins."""
+        while True:
+            begin = {"ExclusiveStartKey": start} if start else {}
+            reply = self._ask("scan", **begin, **choices)
+            start = reply.get("LastEvaluatedKey")
+            yield reply["Items"], start
+            if not start:
+                return
+
+    def items_counted(self) -> int:
+        """How many items there were when DynamoDB counted them, up to six hours ago."""
+        count: int = self._ask("describe_table")["Table"].get("ItemCount", 0)
+        return count
+
+    # Many at once
+
+    @property
+    def most_at_once(self) -> int:
+        """How many writes are worth sending together."""
+        return MOST_WRITES if self._batches else 1
+
+    def write_many(self, writes: Sequence[Write]) -> list[Outcome]:
+        """Do up to 25 writes to different keys, each for itself."""
+        outcomes: list[Outcome] = []
+        unseen: list[int] = []
+        for index, (write, answer) in enumerate(zip(writes, self._batch(writes), strict=True)):
+            error = answer.get("Error", {})
+            if not error or error.get("Item"):
+                outcomes.append(error.get("Item"))
+            elif error["Code"] in ("DuplicateItem", "ConditionalCheckFailed"):
+                outcomes.append({})
+                unseen.append(index)
+            else:
+                outcomes.append(self._alone(write))
+        found = self.read_many([writes[index].key for index in unseen]) if unseen else {}
+        for index in unseen:
+            write = writes[index]
+            item = found.get(write.key, {})
+            outcomes[index] = item if item or isinstance(write, Change) else self._alone(write)
+        return outcomes
+
+    def read_many(self, keys: Sequence[str]) -> dict[str, Item]:
+        """Items as they are now, by key; those that are not there are left out."""
+        found: dict[str, Item] = {}
+        for first in range(0, len(keys), MOST_READS):
+            asked = [{KEY: {"S": key}} for key in dict.fromkeys(keys[first : first + MOST_READS])]
+            request = {self.name: {"Keys": asked, "ConsistentRead": True}}
+            reply = self._call(self._client or self._open(), "batch_get_item", RequestItems=request)
+            left = reply.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
+            items: list[Item] = reply["Responses"].get(self.name, [])
+            items += [item for key in left if (item := self.read(key[KEY]["S"]))]
+            found.update((item[KEY]["S"], item) for item in items)
+        return found
+
+    def _batch(self, writes: Sequence[Write]) -> list[dict[str, Any]]:
+        statements = [_statement(self.name, write) for write in writes]
+        unanswered = [{"Error": {"Code": "Unanswered"}}] * len(writes)
+        try:
+            reply = self._call(self._client or self._open(), "batch_execute_statement", Statements=statements)
+            answers: list[dict[str, Any]] = reply["Responses"]
+            return answers
+        except (Denied, Unfit):  # PartiQL has permissions of its own; without them it is one write at a time
+            self._batches = False
+            return unanswered
+
+    def _alone(self, write: Write) -> Outcome:
+        try:
+            return self.write(write)
+        except StoreError as error:
+            return error
+
+    # The table itself
+
+    def make(self) -> None:
+        """Make the table if it is not there, and have DynamoDB delete what has expired. May be done again."""
+        with self._opening():
+            client = self._client or self._connect()
+            try:
+                self._check(client)
+            except NotThere:
+                self._make(client)
+            self._let_expire(client)
+            self._client = client
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """One at a time; who waits does so for no longer than for any other answer."""
+        if not self._lock.acquire(timeout=self._timeout):
+            raise StoreUnavailable(f"The {self.place} is still being opened by another thread.")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _open(self) -> Any:
+        with self._opening():
+            if self._client is None:
+                client = self._connect()
+                try:
+                    self._check(client)
+                except NotThere as missing:
+                    if not self._create:
+                        raise
+                    try:
+                        self._make(client)
+                    except Denied as denied:
+                        raise NotThere(f"{missing} These credentials may not create it.") from denied
+                    self._let_expire(client)
+                except Denied:
+                    pass  # who may use a table need not be allowed to look at it
+                self._client = client
+            return self._client
+
+    def _connect(self) -> Any:
+        if self.closed:
+            raise StoreUnavailable("The store is closed.")
+        config = self._config(
+            connect_timeout=self._timeout
+            * 0.1,  # with the time for an answer, and all of it twice: the whole time-out
+            read_timeout=self._timeout * 0.4,
+            retries={"mode": "legacy", "total_max_attempts": 2},
+            max_pool_connections=CONNECTIONS,
+            parameter_validation=False,
+        )
+        try:
+            session = self._session(region_name=self._region)
+            return session.client("dynamodb", endpoint_url=self._endpoint, config=config)
+        except (ValueError, self._trouble) as error:
+            raise StoreUnavailable(f"boto3 can't be used for the {self.place}: {error}") from error
+
+    def _check(self, client: Any) -> None:
+        """Look whether there is a table and that it is ours; another program's is not touched."""
+        table = self._call(client, "describe_table", TableName=self.name)["Table"]
+        keys = [(key["AttributeName"], key["KeyType"]) for key in table["KeySchema"]]
+        types = {named["AttributeName"]: named["AttributeType"] for named in table["AttributeDefinitions"]}
+        if keys != [(KEY, "HASH")] or types[KEY] != "S":
+            raise StoreMismatch(
+                f"The {self.place} is another program's: its key is {', '.join(name for name, _ in keys)}, ours is the "
+                f"string {KEY}. Give effectonce a table of its own."
+            )
+        if table["TableStatus"] == "CREATING":
+            self._wait_for(client)
+
+    def _make(self, client: Any) -> None:
+        with suppress(InUse):  # another process is making it
+            self._call(
+                client,
+                "create_table",
+                TableName=self.name,
+                BillingMode="PAY_PER_REQUEST",
+                KeySchema=[{"AttributeName": KEY, "KeyType": "HASH"}],
+                AttributeDefinitions=[{"AttributeName": KEY, "AttributeType": "S"}],
+            )
+        self._wait_for(client)
+
+    def _let_expire(self, client: Any) -> None:
+        described = self._call(client, "describe_time_to_live", TableName=self.name)["TimeToLiveDescription"]
+        if described["TimeToLiveStatus"] not in ("ENABLED", "ENABLING"):
+            expiry = {"Enabled": True, "AttributeName": EXPIRY}
+            with suppress(Unfit):  # another process was quicker
+                self._call(client, "update_time_to_live", TableName=self.name, TimeToLiveSpecification=expiry)
+
+    def _wait_for(self, client: Any) -> None:
+        pace = {"Delay": 1, "MaxAttempts": MAKING_SECONDS}
+        try:
+            client.get_waiter("table_exists").wait(TableName=self.name, WaiterConfig=pace)
+        except self._trouble as error:
+            raise StoreUnavailable(f"The {self.place} is still being made.", retry_after=5.0) from error
+
+    # Errors
+
+    def _ask(self, operation: str, **request: Any) -> dict[str, Any]:
+        return self._call(self._client or self._open(), operation, TableName=self.name, **request)
+
+    def _call(self, client: Any, operation: str, **request: Any) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = getattr(client, operation)(**request)
+            return reply
+        except self._refusal as error:
+            raise self._refused(error.response) from error
+        except self._anonymous as error:
+            local = " A local server takes any, but wants some." if self._endpoint else ""
+            raise StoreUnavailable(
+                f"There are no AWS credentials for the {self.place}. {HOW_TO_BE_KNOWN}{local}"
+            ) from error
+        except self._trouble as error:
+            raise StoreUnavailable(f"The {self.place} can't be reached: {type(error).__name__}.") from error
+
+    def _refused(self, response: dict[str, Any]) -> StoreError:
+        code, why = response["Error"]["Code"], response["Error"].get("Message", "")
+        if code == "ConditionalCheckFailedException":
+            met = Met()
+            met.item = response.get("Item", {})
+            return met
+        status = response["ResponseMetadata"].get("HTTPStatusCode", 500)
+        unknown = TROUBLE if status >= 500 else REFUSED
+        kind, text = MEANINGS.get(code, unknown)
+        return kind(text.format(place=self.place, code=code, why=why))
+
+
+HOW_TO_MAKE = (
+    f"Let effectonce create it (create=yes), or create it with the string {KEY!r} as its partition key and {EXPIRY!r} "
+    "as its time-to-live attribute; and look whether its name and region are right."
+)
+HOW_TO_BE_KNOWN = (
+    "boto3 finds them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in ~/.aws or its machine's role."
+)
+Meaning = tuple[type[StoreError], str]
+THROTTLED: Meaning = (
+    StoreUnavailable, "The {place} is throttled ({code}). Ask again, or give it more capacity.",
+)  # fmt: skip
+UNKNOWN_CALLER: Meaning = (
+    StoreUnavailable, f"The {{place}} refuses these AWS credentials, or this clock ({{code}}). {HOW_TO_BE_KNOWN}",
+)  # fmt: skip
+DENIED: Meaning = (
+    Denied, "These AWS credentials are not allowed to do what effectonce does with the {place}: {why}",
+)  # fmt: skip
+TROUBLE: Meaning = (StoreUnavailable, "The {place} has trouble ({code}). Ask again.")
+REFUSED: Meaning = (StoreUnavailable, "The {place} refused a request ({code}): {why}")
+MEANINGS: dict[str, Meaning] = {
+    "AccessDenied": DENIED,
+    "AccessDeniedException": DENIED,
+    "ExpiredTokenException": UNKNOWN_CALLER,
+    "IncompleteSignature": UNKNOWN_CALLER,
+    "InvalidClientTokenId": UNKNOWN_CALLER,
+    "InvalidSignatureException": UNKNOWN_CALLER,
+    "LimitExceededException": THROTTLED,
+    "MissingAuthenticationTokenException": UNKNOWN_CALLER,
+    "ProvisionedThroughputExceededException": THROTTLED,
+    "RequestLimitExceeded": THROTTLED,
+    "ResourceInUseException": (InUse, "The {place} is being made or changed. Ask again."),
+    "ResourceNotFoundException": (NotThere, f"There is no {{place}}. {HOW_TO_MAKE}"),
+    "SignatureDoesNotMatch": UNKNOWN_CALLER,
+    "ThrottlingException": THROTTLED,
+    "UnknownOperationException": (Denied, "The {place} does not know one of DynamoDB's requests: {why}"),
+    "UnrecognizedClientException": UNKNOWN_CALLER,
+    "ValidationException": (Unfit, "The {place} refused a request that does not fit it: {why}"),
+}
+
+
+# A write in DynamoDB's two languages
+
+
+def _update(change: Change) -> dict[str, Any]:
+    key, values, remove, where = change
+    condition, compared = _condition(where)
+    return {
+        "Key": {KEY: {"S": key}},
+        "UpdateExpression": _expression(tuple(values), remove),
+        "ConditionExpression": condition,
+        "ExpressionAttributeValues": {f":{name}": value for name, value in values.items()} | compared,
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+
+
+@lru_cache(256)
+def _expression(values: tuple[str, ...], remove: tuple[str, ...]) -> str:
+    removed = f" REMOVE {', '.join(remove)}" if remove else ""
+    return "SET " + ", ".join(f"{name} = :{name}" for name in values) + removed
+
+
+def _condition(where: Mapping[str, dict[str, Any] | None]) -> tuple[str, Item]:
+    terms = [
+        f"attribute_not_exists({name})" if is_ is None else f"{name} = :is_{name}"
+        for name, is_ in where.items()
+    ]
+    return " AND ".join(terms), {f":is_{name}": is_ for name, is_ in where.items() if is_ is not None}
+
+
+def _statement(table: str, write: Write) -> dict[str, Any]:
+    if isinstance(write, Put):
+        return {"Statement": _insert(table, tuple(write.item)), "Parameters": [*write.item.values()]}
+    terms = tuple((name, is_ is None) for name, is_ in write.where.items())
+    compared = [is_ for is_ in write.where.values() if is_ is not None]
+    return {
+        "Statement": _change(table, tuple(write.values), write.remove, terms),
+        "Parameters": [*write.values.values(), {"S": write.key}, *compared],
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+
+
+@lru_cache(256)
+def _insert(table: str, names: tuple[str, ...]) -> str:
+    return f'INSERT INTO "{table}" VALUE {{{", ".join(f"{name!r}: ?" for name in names)}}}'
+
+
+@lru_cache(256)
+def _change(
+    table: str, values: tuple[str, ...], remove: tuple[str, ...], where: tuple[tuple[str, bool], ...]
+) -> str:
+    clauses = [f'SET "{name}" = ?' for name in values] + [f'REMOVE "{name}"' for name in remove]
+    terms = [f'"{KEY}" = ?'] + [
+        f'"{name}" IS MISSING' if missing else f'"{name}" = ?' for name, missing in where
+    ]
+    return f'UPDATE "{table}" {" ".join(clauses)} WHERE {" AND ".join(terms)}'
