@@ -206,5 +206,6 @@ def _pair(case: Case, results: list[Result]) -> None:
     for row, result in zip(case.rows, results, strict=True):
         if row.floor_from is not None:
             reference = by_label[row.floor_from].ratio
-            floors = [floor for floor in (row.floor, reference and reference * GROWTH_SLACK) if floor]
-            result.floor = max(floors, default=None)
+            # Above 1 it is luck: nobody gets faster as it grows, and nobody has to.
+            floors = [row.floor, reference and min(reference, 1.0) * GROWTH_SLACK]
+            result.floor = max(filter(None, floors), default=None)

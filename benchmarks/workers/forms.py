@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.workers.base import AsyncRun, Counter, Fill, Run, Setup, Subject, chunks
-from benchmarks.workers.gauges import GAUGES, Gauged
+from benchmarks.workers.gauges import GAUGES, Gauged, settle
 from benchmarks.workers.timing import stream
 from benchmarks.workers.waiting import Body, WaitAcrossProcesses
 
 BATCH = 100
+LARGE = 10_000
 
 
 def _nothing() -> None:
@@ -46,6 +47,8 @@ def subject(setup: Setup, forms: Forms) -> Subject:
         return WaitAcrossProcesses(setup, _there(forms.call, "waiting"), forms.close)
     run, close = _run(setup, forms)
     timed = stream(setup, run, forms.counter, fill=forms.fill, close=close)
+    if setup.store == "postgres" and setup.prefill >= LARGE:
+        settle(setup.url)
     return Gauged(timed, GAUGES[setup.gauge], setup.url) if setup.gauge else timed
 
 

@@ -64,3 +64,12 @@ GAUGES: dict[str, Gauge] = {
     "postgres-wal": _postgres("SELECT pg_current_wal_insert_lsn() - '0/0'"),
     "postgres-dead-rows": _postgres(DEAD_ROWS),
 }
+
+
+def settle(url: str) -> None:
+    """Do at once what the server would do in the next minutes, or it does so in somebody's slice."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM (ANALYZE)")
+        connection.execute("CHECKPOINT")
