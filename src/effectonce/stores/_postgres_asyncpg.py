@@ -55,6 +55,9 @@ def dialler(url: str, seconds: float, prepare: bool) -> Connect:
             raise Lost(str(error) or type(error).__name__) from error
         try:
             check_version(connection.get_server_version().major)
+            await connection.set_type_codec(
+                "uuid", schema="pg_catalog", encoder=bytes, decoder=bytes, format="binary"
+            )
         except BaseException:
             connection.terminate()
             raise

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
 from .._protocol import decide_claim
-from .._records import NOBODY, Claim, Record, State, make
+from .._records import NOBODY, Claim, Completion, Record, State, make
 from ..errors import EffectOnceError, InvalidKey, StoreMismatch, StoreUnavailable, UsageError
 from ._named import statements
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, Swap
@@ -19,9 +20,9 @@ OLDEST_SERVER: Final = 14
 ENCODINGS: Final = ("UTF8", "SQL_ASCII")
 """Databases that keep every character of a key."""
 
-PENDING, ONCE, IN_STATE = State.PENDING, 8, 15
-CLAIMED, CLAIMED_ONCE = int(PENDING), PENDING + ONCE
-"""In the column ``state``: 8 is added for a claim at most once, and 15 masks both."""
+PENDING, ONCE, IN_STATE, ATTEMPT = State.PENDING, 8, 15, 32
+"""In the column ``state``: what is added for a claim at most once, what masks both, and what an attempt counts."""
+CLAIMED, CLAIMED_ONCE = PENDING + ATTEMPT, PENDING + ONCE + ATTEMPT
 STATES: Final = {int(state) + once: (state, once == ONCE) for state in State for once in (0, ONCE)}
 
 MICROS: Final = 1_000_000
@@ -81,12 +82,13 @@ def check_version(major: int) -> None:
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "text": str.encode,
     "bytea": bytes,
+    "uuid": bytes,
     "float8": struct.Struct(">d").pack,
     "bigint": struct.Struct(">q").pack,
     "integer": struct.Struct(">i").pack,
     "smallint": struct.Struct(">h").pack,
 }
-_OIDS = {"text": 25, "bytea": 17, "float8": 701, "bigint": 20, "integer": 23, "smallint": 21}
+_OIDS = {"text": 25, "bytea": 17, "uuid": 2950, "float8": 701, "bigint": 20, "integer": 23, "smallint": 21}
 _LENGTH = struct.Struct(">i").pack
 _NULL = _LENGTH(-1)
 
@@ -165,9 +167,10 @@ class Statements:
             columns = [column.split() for column in head.removeprefix("-- asked: ").split(", ")]
             single = ", ".join(f"${n}::{kind} AS {column}" for n, (column, kind) in enumerate(columns, 1))
             arrays = ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(columns, 1))
-            rows = f"unnest({arrays}) AS asked ({', '.join(column for column, _ in columns)})"
+            names = ", ".join(column for column, _ in columns)
+            rows = f"unnest({arrays}) WITH ORDINALITY AS asked ({names}, place)"
             self.one[name] = Statement(
-                f"effectonce_{name}", body.replace("{asked}", f"(SELECT {single}) AS asked")
+                f"effectonce_{name}", body.replace("{asked}", f"(SELECT {single}, 1 AS place) AS asked")
             )
             self.many[name] = Statement(f"effectonce_{name}_many", body.replace("{asked}", rows))
 
@@ -186,32 +189,50 @@ class Kind(NamedTuple):
 
     name: str
     values: Callable[[Any], tuple[Any, ...]]
-    reply: Callable[[Row], Any]
+    reply: Callable[[str, Row], Any]
+    """What a row says of a key."""
     without_row: Any
     """The reply when there is no row."""
+
+
+def id_of(key: str) -> bytes:
+    """What a record is found by."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def add_values(claim: Claim) -> tuple[Any, ...]:
     """What is asked for when a claim's record is to be put in place."""
     key, owner, fingerprint, lease, keep, once, _, _ = claim
-    return key, owner or None, fingerprint or None, lease, keep, CLAIMED_ONCE if once else CLAIMED
+    return id_of(key), key, fingerprint or None, CLAIMED_ONCE if once else CLAIMED, lease, keep, owner or None
+
+
+def end_values(completion: Completion) -> tuple[Any, ...]:
+    """What is asked for when a claim is to be ended."""
+    key, owner, fence, state, result, keep, _ = completion
+    return id_of(key), owner, fence, state, result, keep
+
+
+def _hold_values(step: Hold) -> tuple[Any, ...]:
+    key, owner, fence, lease, keep = step.renewal
+    return id_of(key), owner, fence, lease, keep
 
 
 def _swap_values(step: Swap) -> tuple[Any, ...]:
-    fence, state, attempts, lease_until, expires_at, _, _ = _columns(step.before)
-    return step.key, fence, state, attempts, lease_until, expires_at, *_columns(step.after)
+    fence, _, state, expires_at, lease_until, _ = _columns(step.before)
+    return id_of(step.key), fence, state, lease_until, expires_at, *_columns(step.after)
 
 
 def _columns(record: Record) -> tuple[Any, ...]:
     _, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once = record
     return (
-        fence, state + ONCE * once, None if attempts == 1 else attempts, lease_until or None, expires_at,
-        fingerprint or None, (owner or None) if state is PENDING else result,
+        fence, fingerprint or None, state + ONCE * once + ATTEMPT * attempts, expires_at, lease_until or None,
+        (owner or None) if state is PENDING else result,
     )  # fmt: skip
 
 
-def record_of(row: Row) -> Record:
-    key, code, attempts, fence, lease_until, expires_at, fingerprint, content = row[:8]
+def record_of(key: str, row: Row) -> Record:
+    """The record that a row holds, in the columns after its first."""
+    _, code, fence, lease_until, expires_at, fingerprint, content = row[:7]
     try:
         state, once = STATES[code & IN_STATE]
     except KeyError:
@@ -220,25 +241,28 @@ def record_of(row: Row) -> Record:
         ) from None
     owner, result = (content or NOBODY, None) if state is PENDING else (NOBODY, content)
     fields = (
-        key, state, owner, fence, fingerprint or b"", lease_until or 0.0, 1 if attempts is None else attempts,
-        result, expires_at, once,
+        key, state, owner, fence, fingerprint or b"", lease_until or 0.0, code // ATTEMPT, result, expires_at, once,
     )  # fmt: skip
     return make(Record, fields)
 
 
-def _added_or_found(row: Row) -> Any:
+def _found(key: str, row: Row) -> Found:
+    return Found(record_of(key, row), row[7])
+
+
+def _added_or_found(key: str, row: Row) -> Any:
     if row[1] is not None:
-        return Found(record_of(row), row[8])
-    fence = row[3]
+        return Found(record_of(key, row), row[7])
+    fence = row[2]
     return AGAIN if fence is None else Added(fence, fence / MICROS)
 
 
 KINDS: dict[type, Kind] = {
     Add: Kind("add", lambda step: add_values(step.claim), _added_or_found, AGAIN),
-    End: Kind("end", lambda step: step.completion[:6], lambda row: DONE, LOOK),
-    Hold: Kind("hold", lambda step: step.renewal, lambda row: DONE, LOOK),
-    Swap: Kind("swap", _swap_values, lambda row: True, False),
-    Read: Kind("read", lambda step: step, lambda row: Found(record_of(row), row[8]), NOTHING),
+    End: Kind("end", lambda step: end_values(step.completion), lambda key, row: DONE, LOOK),
+    Hold: Kind("hold", _hold_values, lambda key, row: DONE, LOOK),
+    Swap: Kind("swap", _swap_values, lambda key, row: True, False),
+    Read: Kind("read", lambda step: (id_of(step.key),), _found, NOTHING),
 }
 """In the order in which they go."""
 
@@ -254,27 +278,28 @@ class Group(NamedTuple):
     """Steps of one kind, which go as the rows of one statement: the places of each key's steps. The first is sent."""
 
     kind: Kind
-    places: dict[str, list[int]]
+    keys: list[str]
+    places: list[list[int]]
 
     def call(self, sql: Statements, steps: Sequence[Step]) -> Call:
         """The statement that does them."""
         name, values = self.kind.name, self.kind.values
-        rows = [values(steps[places[0]]) for places in self.places.values()]
-        return (
-            Call(sql.one[name], rows[0])
-            if len(rows) == 1
-            else Call(sql.many[name], list(zip(*rows, strict=True)))
-        )
+        if len(self.places) == 1:
+            return Call(sql.one[name], values(steps[self.places[0][0]]))
+        rows = [values(steps[places[0]]) for places in self.places]
+        return Call(sql.many[name], list(zip(*rows, strict=True)))
 
     def settle(self, rows: list[Row], steps: Sequence[Step], replies: list[Any]) -> None:
         """Put the replies in their places."""
-        reply_to, without_row = self.kind.reply, self.kind.without_row
-        by_key = {row[0]: reply_to(row) for row in rows}
-        for key, places in self.places.items():
-            first = places[0]
-            reply = replies[first] = by_key.get(key, without_row)
+        keys, reply_to = self.keys, self.kind.reply
+        answers = [self.kind.without_row] * len(keys)
+        for row in rows:
+            number = row[0] - 1
+            answers[number] = reply_to(keys[number], row)
+        for places, reply in zip(self.places, answers, strict=True):
+            replies[places[0]] = reply
             for place in places[1:]:
-                replies[place] = _shared(steps[first], reply)
+                replies[place] = _shared(steps[places[0]], reply)
 
 
 def grouped(steps: Sequence[Step], places: Sequence[int]) -> list[Group]:
@@ -283,7 +308,11 @@ def grouped(steps: Sequence[Step], places: Sequence[int]) -> list[Group]:
     for place in places:
         step = steps[place]
         groups.setdefault(type(step), {}).setdefault(step.key, []).append(place)
-    return [Group(kind, dict(sorted(groups[of].items()))) for of, kind in KINDS.items() if of in groups]
+    return [
+        Group(kind, keys, [groups[of][key] for key in keys])
+        for of, kind in KINDS.items()
+        if of in groups and (keys := sorted(groups[of]))
+    ]
 
 
 # The table: made when it is missing, and looked at before it is used.

@@ -42,6 +42,7 @@ from ._postgres_sql import (
     Row,
     Statements,
     add_values,
+    end_values,
     grouped,
     make_ready,
     record_of,
@@ -158,7 +159,7 @@ class _Verbs(SteppingStore):
             kind = KINDS[type(steps[0])]
             (answer,) = await self.speak((Call(self._table.sql.one[kind.name], kind.values(steps[0])),))
             if type(answer) is list:
-                reply = kind.reply(answer[0]) if answer else kind.without_row
+                reply = kind.reply(steps[0].key, answer[0]) if answer else kind.without_row
                 if reply is not AGAIN and reply is not LOOK:
                     if type(reply) is Added:
                         self._count(1)
@@ -188,7 +189,7 @@ class _Verbs(SteppingStore):
         self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any]
     ) -> None:
         """A statement failed, for all of its rows: send each alone if only one of them may be to blame."""
-        firsts = [first for first, *_ in group.places.values()]
+        firsts = [places[0] for places in group.places]
         if refusal.code in TRY_AGAIN:
             return
         for place in firsts:
@@ -225,7 +226,8 @@ class _Verbs(SteppingStore):
 
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
         """Records in key order."""
-        return [record_of(row) for row in await self.ask("scan", after, state, limit)]
+        asked = Call(self._table.sql.one["scan"], (after, state, limit))
+        return [record_of(row[0], row) for row in await self._read_all(asked)]
 
     async def now(self) -> float:
         """The server's clock."""
@@ -234,8 +236,8 @@ class _Verbs(SteppingStore):
 
     async def stats(self) -> StoreStats:
         """Count what is there: the whole table is read once."""
-        calls = [Call(self._table.sql.one[name]) for name in ("may_read_all", "census", "size")]
-        _, census, ((size,),) = self._rows(await self.speak(calls, together=True))
+        census = await self._read_all(Call(self._table.sql.one["census"]))
+        ((size,),) = await self.ask("size")
         return StoreStats(
             keys=sum(count for _, count, _, _ in census),
             bytes=size,
@@ -245,6 +247,11 @@ class _Verbs(SteppingStore):
             ),
             expired=sum(expired for _, _, expired, _ in census),
         )
+
+    async def _read_all(self, call: Call) -> list[Row]:
+        may = Call(self._table.sql.one["may_read_all"])
+        _, rows = self._rows(await self.speak([may, call], together=True))
+        return rows
 
     async def migrate(self) -> bool:
         """Make the table, or bring it up to date; whether there was something to do."""
@@ -336,10 +343,10 @@ class PostgresStore(_Verbs):
                 raise self._table.unreachable(lost) from lost
             if type(answer) is list:
                 row = answer[0]
-                fence, now = row[3], row[8]
+                fence = row[2]
                 if row[1] is not None:
-                    record = record_of(row)
-                    decision = decide_claim(record, claim, now, 0)
+                    record = record_of(claim.key, row)
+                    decision = decide_claim(record, claim, row[7], 0)
                     if decision.record is record:
                         return decision
                 elif fence is not None:
@@ -351,7 +358,7 @@ class PostgresStore(_Verbs):
         """End a claim; the untroubled end is written out here too."""
         if completion.owner and completion.began:
             try:
-                answer = self._wires.run_one(self._end, completion[:6])
+                answer = self._wires.run_one(self._end, end_values(completion))
             except Lost as lost:
                 raise self._table.unreachable(lost) from lost
             if answer and type(answer) is list:

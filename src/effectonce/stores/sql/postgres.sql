@@ -1,42 +1,42 @@
 -- Named statements of the PostgreSQL store. `-- name:` begins each.
 --
 -- {table} is the table, {put} the function that belongs to it. {asked} is what is asked for: one row of parameters, or
--- many rows out of arrays. Its columns stand in the line `-- asked:`. Every parameter is written with its type.
+-- many rows out of arrays, numbered in the column `place`. Its other columns stand in the line `-- asked:`. Every
+-- parameter is written with its type.
 
--- Eight columns at most: a ninth would cost each row eight bytes. What is NULL takes no room: a finished record has
--- neither lease nor owner, and a first attempt is not counted. What never changes stands first, since the log of an
--- update leaves out how the new row begins if the old one began so. Only the key is indexed, so the end of an attempt
--- touches no index where its page has room. Pages are filled up: free space for updates would cost every key more than
--- the vacuum that follows those which find none.
+-- `id` is the beginning of the key's SHA-256: an index of keys themselves would be twice as large. Eight columns at
+-- most, since a ninth would cost each row eight bytes. What is NULL takes no room: a finished record has neither lease
+-- nor owner. What never changes stands first, because the log of an update leaves out how the new row begins if the old
+-- one began so. Only the id is indexed, so the end of an attempt touches no index where its page has room. Pages are
+-- filled up: free space for updates would cost every key more than the vacuum that follows those which find none.
 --
---   state     0 absent, 1 pending, 2 completed, 3 failed, 4 in doubt; and 8 if claimed at most once, 16 if watched
---   attempts  NULL is 1
---   content   the owner of a pending record; the result of every other one
+--   state    0 absent, 1 pending, 2 completed, 3 failed, 4 in doubt; 8 is added if the key was claimed at most once, 16
+--            if somebody watches it, and 32 for every attempt
+--   content  the owner of a pending record, the result of every other one
 --
 -- The function puts a record in place unless there is one, and gives its fence: the clock in microseconds, which is also
--- what its times are counted from. A statement calls it when it has found none; one that had to be ready to write from
--- the start would cost a duplicate half as much again.
+-- what its times are counted from. A statement calls it when it has found no record; one that had to be ready to write
+-- from the start would cost a duplicate half as much again.
 -- name: schema
 CREATE TABLE {table} (
-    fence       bigint   NOT NULL,
-    key         text     COLLATE "C" PRIMARY KEY,
+    fence       bigint  NOT NULL,
+    id          uuid    PRIMARY KEY,
+    key         text    COLLATE "C" NOT NULL,
     fingerprint bytea,
-    state       smallint NOT NULL,
-    attempts    integer,
-    expires_at  float8   NOT NULL,
+    state       integer NOT NULL,
+    expires_at  float8  NOT NULL,
     lease_until float8,
     content     bytea
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE OR REPLACE FUNCTION {put}(key text, owner bytea, fingerprint bytea, lease float8, keep float8, state smallint)
-RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION {put}(
+    id uuid, key text, fingerprint bytea, state integer, lease float8, keep float8, owner bytea
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     micros bigint := date_part('epoch', clock_timestamp()) * 1000000;
     until  float8 := micros / 1000000::float8 + lease;
 BEGIN
-    INSERT INTO {table} (fence, expires_at, lease_until, state, key, fingerprint, content)
-    VALUES (micros, until + keep, until, state, key, fingerprint, owner)
-    ON CONFLICT DO NOTHING;
+    INSERT INTO {table} VALUES (micros, id, key, fingerprint, state, until + keep, until, owner) ON CONFLICT DO NOTHING;
     RETURN CASE WHEN FOUND THEN micros END;
 END $$;
 
@@ -52,47 +52,44 @@ SELECT date_part('epoch', clock_timestamp());
 -- A row without a state was added. One without a fence either: somebody put a record in place after this statement began
 -- to look, and it has to look again.
 -- name: add
--- asked: key text, owner bytea, print bytea, lease float8, keep float8, code smallint
-SELECT key, state, attempts,
-       CASE WHEN fence IS NULL THEN {put}(key, owner, print, lease, keep, code) ELSE fence END,
+-- asked: id uuid, key text, print bytea, code integer, lease float8, keep float8, owner bytea
+SELECT place, state, CASE WHEN fence IS NULL THEN {put}(id, asked.key, print, code, lease, keep, owner) ELSE fence END,
        lease_until, expires_at, fingerprint, content, date_part('epoch', clock_timestamp())
-FROM {asked} LEFT JOIN {table} USING (key);
+FROM {asked} LEFT JOIN {table} USING (id);
 
 -- name: end
--- asked: key text, owner bytea, fence bigint, state smallint, result bytea, keep float8
+-- asked: id uuid, owner bytea, fence bigint, state integer, result bytea, keep float8
 UPDATE {table} AS record
-SET state = asked.state + (record.state & 24), content = result, lease_until = NULL,
+SET state = (record.state & -8) | asked.state, content = result, lease_until = NULL,
     expires_at = date_part('epoch', clock_timestamp()) + keep
 FROM {asked}
-WHERE record.key = asked.key AND record.state & 7 = 1 AND content = owner AND record.fence = asked.fence
-RETURNING record.key;
+WHERE record.id = asked.id AND record.state & 7 = 1 AND content = owner AND record.fence = asked.fence
+RETURNING place;
 
 -- name: hold
--- asked: key text, owner bytea, fence bigint, lease float8, keep float8
+-- asked: id uuid, owner bytea, fence bigint, lease float8, keep float8
 UPDATE {table} AS record
 SET lease_until = date_part('epoch', clock_timestamp()) + lease,
     expires_at = date_part('epoch', clock_timestamp()) + lease + keep
 FROM {asked}
-WHERE record.key = asked.key AND state & 7 = 1 AND content = owner AND record.fence = asked.fence
-RETURNING record.key;
+WHERE record.id = asked.id AND state & 7 = 1 AND content = owner AND record.fence = asked.fence
+RETURNING place;
 
 -- Fence, state, attempts and both times tell every version of a record from every other.
 -- name: swap
--- asked: key text, fence bigint, state smallint, attempts integer, lease_until float8, expires_at float8, next_fence bigint, next_state smallint, next_attempts integer, next_lease float8, next_expiry float8, next_fingerprint bytea, next_content bytea
+-- asked: id uuid, fence bigint, state integer, lease float8, expiry float8, next_fence bigint, next_print bytea, next_state integer, next_expiry float8, next_lease float8, next_content bytea
 UPDATE {table} AS record
-SET fence = next_fence, state = next_state + (record.state & 16), attempts = next_attempts, lease_until = next_lease,
-    expires_at = next_expiry, fingerprint = next_fingerprint, content = next_content
+SET fence = next_fence, fingerprint = next_print, state = next_state | (record.state & 16), expires_at = next_expiry,
+    lease_until = next_lease, content = next_content
 FROM {asked}
-WHERE record.key = asked.key AND record.fence = asked.fence AND record.state & 15 = asked.state
-  AND record.attempts IS NOT DISTINCT FROM asked.attempts
-  AND record.lease_until IS NOT DISTINCT FROM asked.lease_until AND record.expires_at = asked.expires_at
-RETURNING record.key;
+WHERE record.id = asked.id AND record.fence = asked.fence AND record.state & -17 = asked.state
+  AND lease_until IS NOT DISTINCT FROM lease AND expires_at = expiry
+RETURNING place;
 
 -- name: read
--- asked: key text
-SELECT key, state, attempts, fence, lease_until, expires_at, fingerprint, content,
-       date_part('epoch', clock_timestamp())
-FROM {asked} JOIN {table} USING (key);
+-- asked: id uuid
+SELECT place, state, fence, lease_until, expires_at, fingerprint, content, date_part('epoch', clock_timestamp())
+FROM {asked} JOIN {table} USING (id);
 
 -- The hand passes some pages of the table and forgets what has expired there: never a doubt (4), nor an attempt that may
 -- be made only once (8 + 1). Whoever is at a record just now keeps it.
@@ -110,13 +107,13 @@ WITH clock AS MATERIALIZED (
 )
 SELECT count(*), pg_relation_size('{table}') / current_setting('block_size')::bigint FROM gone;
 
--- name: scan
-SELECT key, state, attempts, fence, lease_until, expires_at, fingerprint, content
-FROM {table} WHERE key > $1::text AND ($2::smallint IS NULL OR state & 7 = $2::smallint) ORDER BY key LIMIT $3::bigint;
-
--- Everything is read once, from the first page to the last: for this the hot path's aversion is lifted.
+-- Some questions are for everything: for them the table may be read from its first page to its last.
 -- name: may_read_all
 SELECT set_config('enable_seqscan', 'on', true);
+
+-- name: scan
+SELECT key, state, fence, lease_until, expires_at, fingerprint, content
+FROM {table} WHERE key > $1::text AND ($2::integer IS NULL OR state & 7 = $2::integer) ORDER BY key LIMIT $3::bigint;
 
 -- name: census
 WITH clock AS MATERIALIZED (
