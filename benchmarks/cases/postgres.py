@@ -10,6 +10,7 @@ from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, 
 SELECT = Row("raw, SELECT alone", "raw", "select", note="answers, but could not claim")
 EXACTLY_ONCE = Row("exactly-once", "exactly_once")
 IDEMKIT = Row("idemkit", "idemkit")
+IDEMKIT_SYNC = Row("idemkit sync", "idemkit")
 IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
 DBOS = Row("DBOS", "dbos")
 
@@ -22,14 +23,14 @@ CASES = (
         name="postgres-new",
         title="PostgreSQL, 1 caller, new",
         op="new",
-        rows=(RAW, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
         budget_seconds=0.3,
     ),
     _case(
         name="postgres-dup",
         title="PostgreSQL, 1 caller, dup",
         op="dup",
-        rows=(RAW, SELECT, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, SELECT, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
         prefill=500,
         budget_seconds=0.2,
     ),
@@ -126,7 +127,7 @@ CASES = (
             RAW,
             Row("effectonce", "effectonce", limit=2e-3),
             Row("exactly-once", "exactly_once", note="polls"),
-            IDEMKIT,
+            IDEMKIT_SYNC,
         ),
         operations=40,
         budget_seconds=0.6,

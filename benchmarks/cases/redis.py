@@ -9,9 +9,10 @@ from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, 
 POWERTOOLS = Row("Powertools", "powertools")
 EXACTLY_ONCE = Row("exactly-once", "exactly_once")
 IDEMKIT = Row("idemkit", "idemkit")
+IDEMKIT_SYNC = Row("idemkit sync", "idemkit")
 IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
 USUAL = Row("usual code", "usual", note="by hand, unfenced")
-BLOCKING = (POWERTOOLS, EXACTLY_ONCE, IDEMKIT, IDEMKIT_ASYNCIO, USUAL)
+BLOCKING = (POWERTOOLS, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, USUAL)
 ASYNCIO = (EXACTLY_ONCE, IDEMKIT, USUAL)
 
 _case = partial(Case, group="redis", store="redis", server="valkey")
@@ -77,7 +78,7 @@ CASES = (
             RAW,
             Row("effectonce", "effectonce", limit=1e-3),
             Row("exactly-once", "exactly_once", note="polls"),
-            IDEMKIT,
+            IDEMKIT_SYNC,
         ),
         operations=40,
         budget_seconds=0.6,

@@ -67,9 +67,8 @@ GAUGES: dict[str, Gauge] = {
 
 
 def settle(url: str) -> None:
-    """Do at once what the server would do in the next minutes, or it does so in somebody's slice."""
+    """Do at once what the server would begin within a minute, or it does so in somebody's slice."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE)")
-        connection.execute("CHECKPOINT")
