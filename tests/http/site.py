@@ -66,6 +66,14 @@ class Pending:
         headers = [(name.lower(), value) for name, value in response.getheaders()]
         return Reply(response.status, headers, body)
 
+    def size(self) -> int:
+        """Wait for the answer, and give its size only."""
+        try:
+            response = self._connection.getresponse()
+            return sum(map(len, iter(lambda: response.read(1 << 20), b"")))
+        finally:
+            self._connection.close()
+
     def peek(self, size: int) -> bytes:
         """Wait for the first bytes of the answer."""
         assert self._connection.sock is not None

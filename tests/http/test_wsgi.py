@@ -153,6 +153,16 @@ def test_what_is_not_covered_is_the_apps_own_business(request_: dict[str, Any]) 
     assert environ == before
 
 
+@pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")
+@pytest.mark.parametrize(
+    "trick", [{"REQUEST_METHOD": "post"}, {"PATH_INFO": "/put/a\nb", "REQUEST_METHOD": "PUT"}]
+)
+def test_what_is_covered_can_not_be_tricked_out_of_it(trick: dict[str, Any]) -> None:
+    """By small letters, which frameworks take for large ones; by line breaks, which patterns stumble over."""
+    server = Server(answering(), routes=[Route("/put/**", methods={"PUT"})])
+    assert server.send(HTTP_IDEMPOTENCY_KEY=None, **trick)[0] == 400
+
+
 # -- What the app may do -------------------------------------------------------------------------------------------
 
 

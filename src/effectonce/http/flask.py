@@ -25,7 +25,7 @@ from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
 from . import _boundary
 from ._boundary import Route, Rules, Scope, mark, mark_of
-from .wsgi import Environ, IdempotencyMiddleware, path_of, request_of
+from .wsgi import Environ, IdempotencyMiddleware, method_of, path_of, request_of
 
 try:
     import flask
@@ -89,7 +89,7 @@ class _Middleware(IdempotencyMiddleware):
 
     def rules_for(self, environ: Environ) -> Rules | None:
         """The rules for a request, by its view and its path."""
-        method = environ["REQUEST_METHOD"]
+        method = method_of(environ)
         if not self.boundary.concerns(method):
             return None
         return self.boundary.rules_for(method, path_of(environ), mark_of(self._view(environ)))

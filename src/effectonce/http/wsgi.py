@@ -71,7 +71,7 @@ class IdempotencyMiddleware:
 
     def rules_for(self, environ: Environ) -> Rules | None:
         """The rules for a request; None if it is not covered."""
-        return self.boundary.rules_for(environ["REQUEST_METHOD"], path_of(environ))
+        return self.boundary.rules_for(method_of(environ), path_of(environ))
 
     def scope_of(self, environ: Environ) -> Any:
         """Whose key a request has."""
@@ -125,7 +125,7 @@ class _Covered:
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         query = environ.get("QUERY_STRING", "")
         hasher = Hasher(
-            environ["REQUEST_METHOD"], path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint
+            method_of(environ), path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint
         )
         monotonic = self._middleware.boundary.receiver.flow.monotonic
         self.body = take_in_from(environ, rules, hasher, monotonic)
@@ -251,6 +251,12 @@ class _Stream:
             self._covered.body.close()
 
 
+def method_of(environ: Environ) -> str:
+    """The method of a request. Some servers hand on small letters, which some frameworks take for the same."""
+    method: str = environ["REQUEST_METHOD"]
+    return method.upper()
+
+
 def path_of(environ: Environ) -> str:
     """The path of a request as its app sees it."""
     path: str = environ.get("PATH_INFO", "")
@@ -265,7 +271,7 @@ def request_of(environ: Environ) -> Request:
         if name.startswith("HTTP_") or name in ("CONTENT_TYPE", "CONTENT_LENGTH")
     }
     query = environ.get("QUERY_STRING", "")
-    return Request(environ["REQUEST_METHOD"], path_of(environ), query, headers, environ)
+    return Request(method_of(environ), path_of(environ), query, headers, environ)
 
 
 def _lines(environ: Environ, header: str) -> list[bytes]:

@@ -90,6 +90,11 @@ def _just(number: int, body: bytes) -> Dish:
     return Dish(200, [TEXT], b"x" * int(body))
 
 
+def _flood(number: int, body: bytes) -> Dish:
+    piece = b"x" * (1 << 16)
+    return Dish(200, [TEXT], pieces=(piece for _ in range(int(body))))
+
+
 def _events(number: int, body: bytes) -> Dish:
     return Dish(
         200, [("Content-Type", "text/event-stream")], pieces=(b"data: %d\n\n" % at for at in range(3))
@@ -147,6 +152,7 @@ MENU: dict[str, Callable[[int, bytes], Dish]] = {
     "huge": _huge,
     "large": _large,
     "just": _just,
+    "flood": _flood,
     "events": _events,
     "raise": _raise,
     "time-out": _time_out,
