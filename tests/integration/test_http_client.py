@@ -353,7 +353,8 @@ def test_a_time_out_after_the_effect(client: Client, server: Server) -> None:
     got = client.post(server.url, timeout=0.2)
     assert got.value == {"number": 1}
     assert got.delivery is not None
-    assert (got.delivery.attempts, got.delivery.replayed) == (2, True)
+    assert got.delivery.attempts >= 2
+    assert got.delivery.replayed
     assert len(server.effects) == 1
 
 

@@ -437,6 +437,30 @@ def test_a_document_longer_than_the_buffer_is_handed_on_whole(staged: Staged) ->
     assert document.closed
 
 
+def test_a_document_that_trickles_beyond_the_budget_is_handed_on(staged: Staged) -> None:
+    """There is no try left for which to hold it: its reader has it as it comes."""
+    read: list[bytes] = []
+
+    def pieces() -> Iterator[bytes]:
+        yield b"[1,"
+        stage.clock.advance(61.0)
+        yield b"2,"
+        read.append(b"held no longer")
+        yield b"3]"
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "application/json"}, stream=Pieces(pieces()))
+
+    stage = staged(answer)
+    if stage.colour == "blocking":
+        response = stage.transport.handle_request(httpx.Request("POST", URL))
+        assert read == []
+        assert response.read() == b"[1,2,3]"
+    else:
+        assert stage.request().content == b"[1,2,3]"
+    assert read == [b"held no longer"]
+
+
 def test_answers_that_are_given_up_are_closed(staged: Staged) -> None:
     """Their connections go back to the pool."""
     streams = [Pieces([b"later"]), Pieces([b"{}"]), Pieces([b"{", CUT])]

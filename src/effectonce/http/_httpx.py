@@ -13,7 +13,7 @@ from .._blocking import run
 from ..errors import MissingExtra
 from ._journal import Journal
 from ._retrying import Answer, Rules, at_most, is_caused_by, length_of, may_tell
-from .client import DEFAULT_RULES, NAME, NAME_EXTENSION, SHOWN_AS, Courier, Delivery, hold
+from .client import DEFAULT_RULES, NAME, NAME_EXTENSION, SHOWN_AS, Courier, Deadline, Delivery, hold
 
 try:
     import httpx
@@ -55,12 +55,11 @@ class _HttpxErrand:
         self.request.stream = httpx.ByteStream(b"".join(held)) if whole else rest(held)
         return b"".join(held) if whole else None
 
-    async def attempt(self, left: float, rules: Rules) -> tuple[httpx.Response, Answer]:
+    async def attempt(self, deadline: Deadline, rules: Rules) -> tuple[httpx.Response, Answer]:
         """Send it once, and read the answer as far as it is held."""
-        ends = time.monotonic() + left
-        response = await self._send(self._copy(left))
+        response = await self._send(self._copy(deadline.left))
         try:
-            return response, await self._read(response, rules, ends)
+            return response, await self._read(response, rules, deadline)
         except BaseException:
             await self.drop(response)
             raise
@@ -75,13 +74,13 @@ class _HttpxErrand:
             each.method, each.url, headers=each.headers, stream=each.stream, extensions=extensions
         )
 
-    async def _read(self, response: httpx.Response, rules: Rules, ends: float) -> Answer:
+    async def _read(self, response: httpx.Response, rules: Rules, deadline: Deadline) -> Answer:
         answer = Answer(response.status_code, response.headers)
         if not rules.holds(response.headers):
             return answer
         stream = response.stream
         pieces, rest = self._taken_up(stream)
-        held, whole = await hold(pieces, rules.buffer, ends)
+        held, whole = await hold(pieces, rules.buffer, deadline)
         if not whole:
             response.stream = rest(held)
             return answer

@@ -12,7 +12,7 @@ from .._blocking import run
 from ..errors import MissingExtra
 from ._journal import Journal
 from ._retrying import Answer, Headers, Rules, at_most, is_caused_by, length_of, may_tell
-from .client import DEFAULT_RULES, NAME, SHOWN_AS, Courier, Delivery, hold
+from .client import DEFAULT_RULES, NAME, SHOWN_AS, Courier, Deadline, Delivery, hold
 
 try:
     import requests
@@ -116,14 +116,13 @@ class _RequestsErrand:
 
         held, whole = await hold(piece, limit)
         self.request.body = b"".join(held) if whole else chain(held, rest)
-        cast(
-            "Any", self.request
-        )._body_position = None  # for redirections: there is no file to wind back any more
+        # For redirections: there is no file to wind back any more.
+        cast("Any", self.request)._body_position = None
         return b"".join(held) if whole else None
 
-    async def attempt(self, left: float, rules: Rules) -> tuple[requests.Response, Answer]:
+    async def attempt(self, deadline: Deadline, rules: Rules) -> tuple[requests.Response, Answer]:
         """Send it once, and read the answer unless the caller wants to do so while it comes."""
-        response = self._send(_at_most(self._timeout, left))
+        response = self._send(_at_most(self._timeout, deadline.left))
         answer = Answer(response.status_code, response.headers)
         telling = may_tell(*answer[:2])
         try:

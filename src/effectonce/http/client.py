@@ -47,7 +47,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -130,6 +129,18 @@ def named(name: str) -> Iterator[None]:
 # -- What the packages share ----------------------------------------------------------------------------------------
 
 
+class Deadline(NamedTuple):
+    """When the budget is used up, and the clock that measures it."""
+
+    ends: float
+    monotonic: Callable[[], float]
+
+    @property
+    def left(self) -> float:
+        """Seconds until then."""
+        return self.ends - self.monotonic()
+
+
 class Errand(Protocol[R]):
     """One request, as its package and the colour of its caller have it."""
 
@@ -149,7 +160,7 @@ class Errand(Protocol[R]):
         """What is to be sent, if it can be sent again. A stream of no more than ``limit`` bytes can be, then."""
         ...
 
-    async def attempt(self, left: float, rules: Rules) -> tuple[R, Answer]:
+    async def attempt(self, deadline: Deadline, rules: Rules) -> tuple[R, Answer]:
         """Send it once, and read the answer as far as it is held."""
         ...
 
@@ -204,31 +215,28 @@ class Courier:
         return response
 
     async def _insist(self, errand: Errand[R], *, again: bool) -> tuple[R, Answer, int]:
-        deadline = self.monotonic() + self.rules.budget
+        deadline = Deadline(self.monotonic() + self.rules.budget, self.monotonic)
         number = 0
         while True:
             number += 1
             wait: float | None = None
             try:
-                response, answer = await errand.attempt(deadline - self.monotonic(), self.rules)
+                response, answer = await errand.attempt(deadline, self.rules)
             except Exception as error:
                 may_pass = errand.may_pass(error)
                 if again and may_pass:
-                    wait = self.rules.wait_after_error(self._moment(number, deadline))
+                    wait = self.rules.wait_after_error(_moment(number, deadline))
                 if wait is None:
                     if may_pass and errand.key:
                         error.add_note(_advice(errand.key, number))
                     raise
             else:
                 if again:
-                    wait = self.rules.wait_after(answer, self._moment(number, deadline))
+                    wait = self.rules.wait_after(answer, _moment(number, deadline))
                 if wait is None:
                     return response, answer, number
                 await errand.drop(response)
             await errand.pause(wait)
-
-    def _moment(self, number: int, deadline: float) -> Moment:
-        return Moment(number, deadline - self.monotonic(), random.random(), time.time())
 
     async def _key_of(self, errand: Errand[Any], body: bytes | None) -> str:
         """The key of a request: its own, the one that it had before the program died, or a new one."""
@@ -250,6 +258,10 @@ class Courier:
                 f"The request named {name!r} had another key before. Leave its key to its name.", key=given
             )
         return entry.key
+
+
+def _moment(number: int, deadline: Deadline) -> Moment:
+    return Moment(number, deadline.left, random.random(), time.time())
 
 
 async def _settle(errand: Errand[Any], journal: Journal, name: str) -> None:
@@ -283,7 +295,7 @@ def _advice(key: str, attempts: int) -> str:
 
 
 async def hold(
-    piece: Callable[[], Awaitable[bytes | None]], limit: int, ends: float = inf
+    piece: Callable[[], Awaitable[bytes | None]], limit: int, deadline: Deadline | None = None
 ) -> tuple[list[bytes], bool]:
     """Pieces of a stream, and whether these are all: not when it is longer than ``limit`` or the time is over."""
     held: list[bytes] = []
@@ -291,6 +303,6 @@ async def hold(
     while (part := await piece()) is not None:
         held.append(part)
         size += len(part)
-        if size > limit or time.monotonic() > ends:
+        if size > limit or (deadline is not None and deadline.left < 0):
             return held, False
     return held, True

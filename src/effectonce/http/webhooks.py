@@ -364,7 +364,7 @@ class GitHub(_Signed):
 def _form_field(body: bytes) -> bytes:
     """The document in a form with one field, which is GitHub's other way to send it."""
     try:
-        values = parse_qs(body.decode("ascii"), max_num_fields=8).get("payload", [])
+        values = parse_qs(body.decode("ascii")).get("payload", [])
     except ValueError:
         values = []
     return values[0].encode() if len(values) == 1 else b""
