@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from math import inf
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from . import keys
@@ -56,7 +57,7 @@ def _check_time(timestamp: object) -> None:
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise UsageError(f"timestamp={timestamp!r} has no time zone, so its age can't be told.")
-    elif type(timestamp) not in (int, float):
+    elif type(timestamp) not in (int, float) or not -inf < timestamp < inf:  # type: ignore[operator]
         raise UsageError(
             f"timestamp={timestamp!r} is not a time. Give an aware datetime or seconds since 1970."
         )

@@ -57,6 +57,8 @@ class Identity:
         if key == () or not (key is None or isinstance(key, str | tuple) or callable(key)):
             raise UsageError(f"key={key!r} must be a parameter's name, a tuple of names, or a function.")
         named = key if isinstance(key, tuple) else (key,) if isinstance(key, str) else ()
+        if isinstance(ignore, str):
+            raise UsageError(f"ignore={ignore!r} must be a tuple of names, such as ignore=({ignore!r},).")
         for name in (*(name.partition(".")[0] for name in named), *ignore):
             if name not in self.parameters:
                 raise UsageError(

@@ -131,7 +131,10 @@ def test_only_a_message_is_a_message(memory: Receiver, message: Any) -> None:
     assert nothing_happened(memory)
 
 
-@pytest.mark.parametrize("timestamp", ["2024-05-01", b"1", [1], True, datetime(2024, 5, 1)], ids=repr)  # noqa: DTZ001
+NOT_TIMES = ["2024-05-01", b"1", [1], True, float("nan"), float("inf"), datetime(2024, 5, 1)]  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("timestamp", NOT_TIMES, ids=repr)
 def test_a_timestamp_is_a_time(memory: Receiver, timestamp: Any) -> None:
     """An aware datetime or seconds; anything else is refused, not compared."""
     with pytest.raises(UsageError, match="timestamp"):
@@ -330,3 +333,16 @@ def test_every_error_is_of_the_tree() -> None:
     assert all(issubclass(kind, EffectOnceError) for kind in kinds)
     assert all(kind.__name__ in (errors.__doc__ or "") for kind in kinds)
     assert all(kind.__doc__ for kind in kinds)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), 1e9])
+def test_a_busy_timeout_is_a_time(tmp_path: Path, seconds: float) -> None:
+    """How long to wait for others has to make sense."""
+    with pytest.raises(UsageError, match="busy_timeout"):
+        open_store(f"sqlite:///{tmp_path}/effects.db?busy_timeout={seconds}")
+
+
+def test_what_is_ignored_is_a_tuple(memory: Receiver) -> None:
+    """A text would be taken for its letters."""
+    with pytest.raises(UsageError, match="tuple"):
+        memory.idempotent(ignore="session")(lambda session: None)  # type: ignore[call-overload]

@@ -33,6 +33,10 @@ class DatabaseFile:
     def __init__(self, path: str | Path, durability: str, busy_timeout: float) -> None:
         if "\0" in str(path) or len(Path(path).name.encode()) > 200:
             raise UsageError(f"{str(path)[:40]!r}… can't be the name of a file.")
+        if not 0 <= busy_timeout <= 3600:
+            raise UsageError(
+                f"busy_timeout={busy_timeout!r} must be between nothing and an hour, in seconds."
+            )
         self.path = Path(path).absolute()  # a process may change its directory
         self.closed = False
         self._durability = durability
