@@ -26,6 +26,7 @@ from effectonce import Receiver, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC, Request, Route
 from effectonce.http.django import IdempotencyMiddleware, Misconfigured, idempotent, not_idempotent
+from effectonce.stores.memory import MemoryStore
 
 MIDDLEWARE = "effectonce.http.django.IdempotencyMiddleware"
 KEY: dict[str, Any] = {"headers": {"Idempotency-Key": "key"}}
@@ -109,6 +110,14 @@ async def stream_later(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(pieces())
 
 
+@non_atomic_requests
+async def lose(request: HttpRequest) -> HttpResponse:
+    runs.append("begun")
+    current().lose()
+    await asyncio.Event().wait()
+    return HttpResponse()
+
+
 def save(request: HttpRequest) -> HttpResponse:
     from django.db import connection
 
@@ -134,6 +143,7 @@ urlpatterns = [
     path("stream", stream),
     path("stream-later", stream_later),
     path("save", save),
+    path("lose", lose),
 ]
 
 
@@ -397,6 +407,52 @@ def test_a_views_transaction_has_ended_before_its_answer_is_recorded(words: dict
     client = Client(raise_request_exception=False)
     assert client.post("/save?fails=0", **KEY).status_code == 500
     assert [client.post("/save?fails=0", **KEY).content for _ in range(2)] == [b"1", b"1"]
+
+
+# -- Trouble -------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_record_leaves_the_claim_to_its_lease(
+    words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between the view's end and the record: the key is not free, and nobody renews it."""
+    receiver = words["receiver"]
+
+    async def interrupted(completion: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(receiver.blocking.store, "complete", interrupted)
+        Client().post("/pay", **KEY)
+    assert receiver.flow.keeper.live == {}
+    assert Client().post("/pay", **KEY).json()["code"] == "in-progress"
+
+
+def test_a_view_on_an_event_loop_is_stopped_when_its_lease_is_lost(words: dict[str, Any]) -> None:
+    """It is cancelled at its next await; the client is told to ask again."""
+    assert asend("post", "/lose", **KEY).json()["code"] == "in-progress"
+    assert runs == ["begun"]
+
+
+def test_an_attempt_that_was_overtaken_gives_the_answer_that_counts(words: dict[str, Any]) -> None:
+    """And gives back what its own response had opened."""
+    clock = [1000.0]
+    store = MemoryStore(clock=lambda: clock[0])
+    words["receiver"] = Receiver(store, monotonic=lambda: clock[0])
+    opened = [BytesIO(b"first"), BytesIO(b"second")]
+
+    def overtaken(request: HttpRequest) -> FileResponse:
+        mine = opened.pop(0)
+        runs.append(mine)
+        if opened:  # the lease of the first attempt ends before it does, and another is quicker
+            clock[0] += 1000
+            assert content(Client().post("/overtaken", **KEY)) == b"second"
+        return FileResponse(mine)
+
+    with override_settings(ROOT_URLCONF=(path("overtaken", overtaken),)):
+        response = Client().post("/overtaken", **KEY)
+        assert (response["X-Idempotency-Replayed"], content(response)) == ("true", b"second")
+    assert [file.closed for file in runs] == [True, True]
 
 
 # -- Settings ------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class _Middleware(IdempotencyMiddleware):
         """Whose key a request has, as the app would know it."""
         if not callable(self.boundary.scope):
             return self.boundary.scope
-        context = self._flask.request_context({**environ})
+        context = self._flask.request_context(environ)
         with context:
             return self.boundary.scope_of(request_of(environ)._replace(raw=context.request))
 
