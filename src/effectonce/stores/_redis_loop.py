@@ -33,6 +33,8 @@ from ._redis_wire import (
 Waiting = asyncio.Future[Any]
 ONE = 0
 """Stands for the number of replies when there is one and it is to come alone, not in a list."""
+MOST_AT_ONCE = 32
+"""Requests in one write: the server works on them while this process still makes the others of a crowd."""
 
 
 class Link(asyncio.Protocol):
@@ -63,14 +65,17 @@ class Link(asyncio.Protocol):
         self._links[self._address] = self
 
     def ask(self, data: bytes, count: int = ONE) -> Waiting:
-        """Have commands sent at the end of this turn of the loop."""
+        """Have commands sent at the end of this turn of the loop, or when there is enough to send."""
         future = self._loop.create_future()
         if self._transport is None:
             future.set_exception(unreachable(self._target, self._address, None))
             return future
-        if not self._outbox:
+        outbox = self._outbox
+        if not outbox:
             self._loop.call_soon(self._flush)
-        self._outbox.append((data, future, count))
+        outbox.append((data, future, count))
+        if len(outbox) == MOST_AT_ONCE:
+            self._flush()
         return future
 
     async def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:

@@ -45,6 +45,7 @@ EPOCH: Final = 1_735_689_600_000
 """The year 2025. Counted from here, fences fit into five bytes until 2059; later records are never plain."""
 PLAIN_FENCES: Final = range(EPOCH, EPOCH + (1 << 40))
 
+PLAIN_SIZE: Final = 22
 OUTLINE_SIZE: Final = 49
 """Bytes of a record that tell all but what was asked and answered, if its owner is of 16 bytes, as owners are."""
 
@@ -106,20 +107,20 @@ def _unpacked_pending(key: str, value: bytes) -> Record:
     return make(Record, fields)
 
 
-def is_record(start: Any) -> bool:
-    """Whether the beginning of a value is that of a record."""
-    return type(start) is bytes and start != b"" and start[0] in HEADS
-
-
-def outline(start: bytes) -> Record:
-    """A record without what it is about, from its first ``OUTLINE_SIZE`` bytes."""
-    state, _, form = HEADS[start[0]]
-    lease_until, expires_at, once = 0.0, inf, False
-    if state is PENDING:
-        lease_until, expires_at = TIMES.unpack_from(start, 10 + start[1])
-        once, _, _ = TRAITS.unpack_from(start, 26 + start[1])
-    elif not form:
-        _, _, expires_at = ENDED.unpack_from(start)
+def outline(start: Any) -> Record | None:
+    """A record without what it is about, from the first ``OUTLINE_SIZE`` bytes of a value; None if it is no record."""
+    try:
+        state, _, form = HEADS[start[0]]
+        lease_until, expires_at, once = 0.0, inf, False
+        if state is PENDING:
+            lease_until, expires_at = TIMES.unpack_from(start, 10 + start[1])
+            once, _, _ = TRAITS.unpack_from(start, 26 + start[1])
+        elif not form:
+            _, _, expires_at = ENDED.unpack_from(start)
+        elif len(start) < PLAIN_SIZE:
+            return None
+    except (LookupError, TypeError, error):
+        return None
     return Record("", state, NOBODY, 0, b"", lease_until, 0, None, expires_at, once)
 
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SLOTS: Final = 16_384
 MOST_TURNS: Final = 5
-"""How often a command is sent on before a cluster is told to be in disorder."""
+"""How often a command is sent on."""
 
 NO_PRIMARY: Final = ("READONLY", "MASTERDOWN")
 """After these errors the next connection may find another server under the same name."""
@@ -84,7 +84,9 @@ class Routes:
                     raise complaint(errand.address, reply, steps[number].key)
             if not errands:
                 return [replies[number] for number in range(len(steps))]
-        raise StoreUnavailable("The cluster sends us from server to server. Try again with the same key.")
+        raise StoreUnavailable(
+            "Keys move, or scripts vanish, faster than a command can follow. Try again with the same key."
+        )
 
     def _streams(self, answers: Answers) -> dict[Address, Iterator[Any]]:
         for answer in answers.values():

@@ -28,7 +28,7 @@ from .._protocol import decide_claim, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, State, make
 from ..errors import StoreError, UsageError
 from ._redis_loop import Lines
-from ._redis_records import OUTLINE_SIZE, Commands, command, is_record, outline, understood
+from ._redis_records import OUTLINE_SIZE, Commands, command, outline, understood
 from ._redis_routes import Dialogue, Routes
 from ._redis_wire import Address, Answers, Pool, ReplyError, Requests, Target, closed, complaint
 from ._steps import DONE, Add, Added, Conversation, Found, Read, Step, SteppingStore, claiming, ending
@@ -128,10 +128,8 @@ class _Verbs(SteppingStore):
         for server in await self._hold(self.routes.servers()):
             async for page in self._pages(server):
                 names = [name for name in page if name > first and name.startswith(prefix)]
-                starts = await self._starts(server, names)
-                wanted = [
-                    name for name in names if name in starts and state in (None, outline(starts[name]).state)
-                ]
+                outlines = await self._outlines(server, names)
+                wanted = [name for name, record in outlines.items() if state in (None, record.state)]
                 chosen = sorted({*chosen, *wanted})[: max(limit, 0)]
         keys = [name[len(prefix) :].decode("utf-8", "replace") for name in chosen]
         founds: list[Found] = await self.send([Read(key) for key in keys]) if keys else []
@@ -172,9 +170,11 @@ class _Verbs(SteppingStore):
         records, weights = dict[bytes, Record](), list[int]()
         async for page in self._pages(server, SAMPLE):
             looked += len(page)
-            starts = await self._starts(server, [name for name in page if name.startswith(prefix)])
-            records |= {name: outline(start) for name, start in starts.items()}
-            weighed = [command(b"MEMORY", b"USAGE", name) for name in list(starts)[: WEIGHED - len(weights)]]
+            outlines = await self._outlines(server, [name for name in page if name.startswith(prefix)])
+            records |= outlines
+            weighed = [
+                command(b"MEMORY", b"USAGE", name) for name in list(outlines)[: WEIGHED - len(weights)]
+            ]
             weights += [weight for weight in await self._ask(server, *weighed) if type(weight) is int]
         size = await self._demand(server, command(b"DBSIZE"))
         scale = max(1.0, size / looked) if looked >= SAMPLE else 1.0
@@ -190,11 +190,12 @@ class _Verbs(SteppingStore):
             if cursor == b"0" or seen >= most:
                 return
 
-    async def _starts(self, server: Address, names: Sequence[bytes]) -> dict[bytes, bytes]:
-        """How the values of those keys begin that hold records."""
+    async def _outlines(self, server: Address, names: Sequence[bytes]) -> dict[bytes, Record]:
+        """Those of some keys that hold records."""
         last = b"%d" % (OUTLINE_SIZE - 1)
         starts = await self._ask(server, *[command(b"GETRANGE", name, b"0", last) for name in names])
-        return {name: start for name, start in zip(names, starts, strict=True) if is_record(start)}
+        outlines = zip(names, map(outline, starts), strict=True)
+        return {name: record for name, record in outlines if record is not None}
 
     async def _ask(self, server: Address, *commands: bytes) -> list[Any]:
         """Ask a server; its replies, some of which may be errors."""
