@@ -25,6 +25,7 @@ from effectonce._blocking import run
 from effectonce._records import Ending, Renewal, State, Verdict
 from effectonce.errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable, UsageError
 from effectonce.stores import Store, _mysql_sql, open_store
+from effectonce.stores._mysql_sql import Language, Talk
 from effectonce.stores.mysql import LINES, LOOP_LINES, MySQLStore
 from effectonce.testing.clocks import wait_until
 
@@ -46,6 +47,17 @@ def colour(request: pytest.FixtureRequest) -> Iterator[tuple[Callable[[Store], S
         return
     with asyncio.Runner() as runner:
         yield (lambda store: store.for_asyncio()), runner.run
+
+
+def speak_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the server for a MySQL. What is said to one, a MariaDB understands too."""
+    greet = Language.greet
+
+    def greet_mysql(language: Language, durable: bool) -> Talk[_mysql_sql.Server]:
+        server = yield from greet(language, durable)
+        return server._replace(is_mariadb=False)
+
+    monkeypatch.setattr(Language, "greet", greet_mysql)
 
 
 # What can be wrong
@@ -356,9 +368,14 @@ def test_results_beyond_sixteen_megabytes(start_server: Callable[..., Server]) -
 # Round trips
 
 
-def test_round_trips(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
-    """New 2, duplicate 1, renewal 1, a hundred new 2, a hundred duplicates 1: counted on the wire."""
+@pytest.mark.parametrize("words", ["MariaDB", "MySQL"])
+def test_round_trips(
+    place: Place, colour: tuple[Callable[[Store], Store], Run], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New 2, duplicate 1, renewal 1, a hundred of them no more: counted on the wire, in either server's words."""
     verbs, drive = colour
+    if words == "MySQL":
+        speak_mysql(monkeypatch)
     with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
         ours = verbs(store)
         drive(ours.get("warm up"))
@@ -377,11 +394,39 @@ def test_round_trips(place: Place, colour: tuple[Callable[[Store], Store], Run])
         assert (duplicate, decision.verdict) == (1, Verdict.REPLAY)
         claims = [claim_of(f"key {number}") for number in range(100)]
         one, decisions = trips(ours.claim_many(claims))
+        renewals = [Renewal(d.record.key, d.record.owner, d.record.fence, LONG, LONG) for d in decisions]
+        renewed, answers = trips(ours.renew_many(renewals))
         two, endings = trips(ours.complete_many([ending_of(decision) for decision in decisions]))
-        assert (one, two, endings) == (1, 1, [Ending.DONE] * 100)
+        assert (one, renewed, two) == (1, 1, 1)
+        assert (answers, endings) == ([True] * 100, [Ending.DONE] * 100)
         duplicates, decisions = trips(ours.claim_many([claim._replace(owner=b"B" * 16) for claim in claims]))
         assert duplicates == 1
         assert {decision.verdict for decision in decisions} == {Verdict.REPLAY}
+
+
+@pytest.mark.parametrize("words", ["MariaDB", "MySQL"])
+def test_a_batch_that_is_done_in_part(
+    place: Place, colour: tuple[Callable[[Store], Store], Run], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server only counts what it has changed; each caller hears all the same whether it was its own."""
+    verbs, drive = colour
+    if words == "MySQL":
+        speak_mysql(monkeypatch)
+    with place.store() as store:
+        ours = verbs(store)
+        decisions = drive(ours.claim_many([claim_of(f"key {number}") for number in range(6)]))
+        held = [granted(decision) for decision in decisions]
+        endings = [ending_of(decision, decision.record.key.encode()) for decision in decisions]
+        drive(ours.complete(endings[1]))
+        drive(ours.complete(endings[2]._replace(result=b"otherwise")))
+        endings[3] = endings[3]._replace(fence=held[3].fence + 1)
+        endings[4] = endings[4]._replace(key="unknown")
+        renewals = [Renewal(ending.key, ending.owner, ending.fence, LONG, LONG) for ending in endings]
+        assert drive(ours.renew_many(renewals)) == [True, False, False, False, False, True]
+        done, repeated, fenced = Ending.DONE, Ending.REPEATED, Ending.FENCED
+        assert drive(ours.complete_many(endings)) == [done, repeated, fenced, fenced, fenced, done]
+        assert drive(ours.complete_many(endings)) == [repeated, repeated, fenced, fenced, fenced, repeated]
+        assert drive(ours.get("unknown")) is None
 
 
 def test_a_receiver_takes_two_round_trips_and_one(place: Place) -> None:

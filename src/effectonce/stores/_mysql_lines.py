@@ -155,8 +155,8 @@ class ThreadLine:
         packet = self._packet()
         if packet[0] == OK:
             changed, place = _length(packet, 1)
-            _, place = _length(packet, place)
-            results.append(Result(changed, ()))
+            clock, place = _length(packet, place)
+            results.append(Result(changed, (), clock))
             return packet[place]
         read = self._read
         for _ in range(packet[0] + 1):  # the descriptions, and their end
@@ -232,9 +232,9 @@ class LoopLine:
         try:
             async with asyncio.timeout(self._timeout):
                 await cursor.execute(";".join(said))
-                results = [Result(cursor.rowcount, await cursor.fetchall())]
+                results = [Result(cursor.rowcount, await cursor.fetchall(), cursor.lastrowid)]
                 while await cursor.nextset():
-                    results.append(Result(cursor.rowcount, await cursor.fetchall()))
+                    results.append(Result(cursor.rowcount, await cursor.fetchall(), cursor.lastrowid))
         except self._errors as error:
             raise heard(error) from error
         except TimeoutError as error:

@@ -71,13 +71,15 @@ class Result(NamedTuple):
 
     changed: int
     rows: Sequence[Row]
+    clock: int = 0
+    """What the statement gave to LAST_INSERT_ID, if it did."""
 
 
 class Server(NamedTuple):
     """What has to be known of a server to speak with it."""
 
     is_mariadb: bool
-    """Its INSERT can return rows, and its EXECUTE takes values."""
+    """Its INSERT can return rows, its EXECUTE takes values, and its VALUES need no ROW."""
     largest_packet: int
 
 

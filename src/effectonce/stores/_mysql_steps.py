@@ -1,9 +1,9 @@
 """Steps as statements to a MySQL or MariaDB server, and results as their replies. No I/O here.
 
-New keys are added by one statement for all of them. It commits by itself, and so does a single change; several changes
-are one transaction. Keys go in order, so that nobody waits in a circle for locks. Should the server find a circle all
-the same, it has done nothing, and the packet is sent again. What it goes on refusing is sent step by step, so that a
-failure is its own caller's only.
+Steps of one kind are one statement, however many they are. A statement alone commits by itself; more are a transaction,
+because a server takes longer over a commit than over everything else. Keys go in order, so that hardly anybody waits in
+a circle for locks. Should the server find one, it has done nothing, and the packet is sent again. What it goes on
+refusing is sent step by step, so that a failure is its own caller's only.
 
 Nobody asks for a purge, so it goes along: looking for what has expired with a claim now and then, forgetting it with a
 later change, in the same commit.
@@ -168,25 +168,27 @@ class _Exchange:
     def __init__(self, sql: dict[str, str], hand: Hand, server: Server, steps: Sequence[Step]) -> None:
         self._sql, self._hand, self._server, self._steps = sql, hand, server, steps
         self._replies: list[Any] = [REFUSED] * len(steps)
+        self._when: dict[int, float] = {}  # when these steps were done, if they were
         self.has_errands = False
         """Whether the packet does something that none of the steps asks for."""
 
     def talk(self) -> Talk[list[Any]]:
         """Have the steps done."""
-        adds: list[int] = []
-        reads: list[int] = []
-        changes: list[int] = []
-        lists = {Add: adds, Read: reads}
+        numbers: dict[type[Step], list[int]] = {Add: [], End: [], Hold: [], Swap: [], Read: []}
         for number, step in self._in_order():
-            lists.get(type(step), changes).append(number)
-        errands = self._hand.forget(_ignore) if changes else self._hand.look_when_due() if adds else []
-        self.has_errands = bool(errands)
-        if changes:
-            packet = self._adding(adds) + self._changing(changes, errands) + self._reading(reads)
-        else:
-            packet = self._adding(adds) + self._reading(reads) + errands
-        yield from self._told(packet)
-        if refused := [number for number in changes if self._replies[number] is REFUSED]:
+            numbers[type(step)].append(number)
+        adds, ends, holds, swaps, reads = numbers.values()
+        writing = self._adding(adds) + self._changing(ends) + self._changing(holds)
+        for number in swaps:
+            writing += self._changing([number])
+        forgetting = self._hand.forget(_ignore) if ends else []
+        looking = self._hand.look_when_due() if adds else []
+        self.has_errands = bool(forgetting or looking)
+        writing += forgetting
+        if len(writing) > 1:
+            writing = [("BEGIN", _ignore), *writing, ("COMMIT", _ignore)]
+        yield from self._told(writing + self._reading(reads) + looking)
+        if refused := [number for number in (*ends, *holds) if self._replies[number] is REFUSED]:
             yield from self._told(self._reading(refused))
         if gone := [number for number in adds if self._replies[number] is REFUSED]:
             yield from self._add_again(gone)
@@ -220,14 +222,20 @@ class _Exchange:
             return [(f"{insert} {self._sql['returning']}", hear)]
         return [(insert, _ignore), (self._sql["there"] % ",".join([new[0] for new in news]), hear)]
 
-    def _changing(self, changes: list[int], errands: Packet) -> Packet:
-        packet: Packet = []
-        for number in changes:
-            packet.append(
-                (self._statement(*_change(self._steps[number])), partial(self._hear_change, number))
-            )
-        packet += errands
-        return [("BEGIN", _ignore), *packet, ("COMMIT", _ignore)] if len(packet) > 1 else packet
+    def _changing(self, numbers: list[int]) -> Packet:
+        """One statement for all changes of one kind."""
+        if not numbers:
+            return []
+        changes = [_change(self._steps[number]) for number in numbers]
+        if len(changes) == 1:
+            return [(self._statement(*changes[0]), partial(self._hear_change, numbers[0]))]
+        rows = [",".join(values) for _, *values in changes]
+        table = (
+            f"VALUES ({'),('.join(rows)})"
+            if self._server.is_mariadb
+            else f"SELECT {' UNION ALL SELECT '.join(rows)}"
+        )
+        return [(self._sql[f"{changes[0][0]}_many"] % table, partial(self._hear_changes, numbers))]
 
     def _reading(self, reads: list[int]) -> Packet:
         places = [_place(self._steps[number].key) for number in reads]
@@ -271,10 +279,36 @@ class _Exchange:
         elif result.changed:
             self._replies[number] = DONE
 
+    def _hear_changes(self, numbers: list[int], result: Result) -> None:
+        """The server counts those that were done. If it was not all of them, the records have to be looked at."""
+        if result.changed == len(numbers):
+            for number in numbers:
+                self._replies[number] = DONE
+        else:
+            self._when.update(dict.fromkeys(numbers, result.clock / 1e6))
+
     def _hear_reads(self, reads: list[int], result: Result) -> None:
-        there = {record.key: Found(record, now / 1e6) for now, record in map(read_record, result.rows)}
+        there = {record.key: (now, record) for now, record in map(read_record, result.rows)}
+        done: set[str] = set()  # the same step, asked for twice, is done once
         for number in reads:
-            self._replies[number] = there.get(self._steps[number].key) or Found(None, 0.0)
+            step = self._steps[number]
+            now, record = there.get(step.key, (0, None))
+            self._replies[number] = Found(record, now / 1e6)
+            when = self._when.get(number)
+            if when and record and step.key not in done and _did(step, record, when):
+                self._replies[number] = DONE
+                done.add(step.key)
+
+
+def _did(step: Step, record: Record, now: float) -> bool:
+    """Whether a record is what a step of that time has made of it."""
+    if type(step) is End:
+        _, _, fence, state, result, keep, _ = step.completion
+        made = (fence, state, result, now + keep)
+        return (record.fence, record.state, record.result, record.expires_at) == made
+    assert type(step) is Hold
+    _, owner, fence, lease, _ = step.renewal
+    return (record.fence, record.owner, record.lease_until) == (fence, owner, now + lease)
 
 
 def _say(packet: Packet) -> Talk[None]:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 LINES = 4
 """Connections of all threads together."""
-LOOP_LINES = 3
+LOOP_LINES = 2
 """Connections of an event loop."""
 LOOK_SECONDS = 60.0
 """How long a question may take that goes through the whole table."""
@@ -164,14 +164,14 @@ class MySQLStore(_Verbs):
     async def send(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done, on the caller's own thread: alone if a line is free, else with others."""
         for lane in self._lanes:
-            if not lane.group.lead.locked():
+            if not lane.is_busy():
                 with lane.group.lead:
                     return _unless_failed(await lane.execute(steps))
         return _unless_failed(min(self._lanes, key=_Lane.crowd).submit(steps))
 
     async def ask(self, begin: Begin[T]) -> T:
         """Have a talk with the server, on the caller's own thread."""
-        lane = next((lane for lane in self._lanes if not lane.group.lead.locked()), self._lanes[0])
+        lane = next((lane for lane in self._lanes if not lane.is_busy()), self._lanes[0])
         with lane.group.lead:
             return await self.carried(lane.lines, begin)
 
@@ -257,6 +257,10 @@ class _Lane:
         self._waiting = 0
         self.lines = Lines(open_thread_line, store.address, store.introduce)
         self.group: Group[Step, Any] = Group(self._execute_now, (Exception,))
+
+    def is_busy(self) -> bool:
+        """Whether somebody uses the line, or will: those who wait go together, and nobody alone before them."""
+        return self.group.lead.locked() or self._waiting > 0
 
     def crowd(self) -> int:
         """About how many wait here."""

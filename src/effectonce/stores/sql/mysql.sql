@@ -67,6 +67,22 @@ WHERE `key` = %s AND state = 1 AND owner = %s AND fence = %s;
 UPDATE {table} SET lease_until = {clock} / 1e6 + %s, expires_at = {clock} / 1e6 + %s + %s
 WHERE `key` = %s AND state = 1 AND owner = %s AND fence = %s;
 
+-- Many of these. The records are found in the order in which they are asked for.
+-- name: end_many
+UPDATE (
+    SELECT 0 AS next_state, X'' AS next_result, 0e0 AS keep, X'' AS asked, X'' AS holder, 0 AS held UNION ALL %s
+) AS ends STRAIGHT_JOIN {table} AS record ON record.`key` = asked
+SET state = next_state, owner = NULL, lease_until = NULL, result = next_result,
+    expires_at = LAST_INSERT_ID({clock}) / 1e6 + keep
+WHERE state = 1 AND owner = holder AND fence = held;
+
+-- name: hold_many
+UPDATE (
+    SELECT 0e0 AS lease, 0e0 AS same, 0e0 AS keep, X'' AS asked, X'' AS holder, 0 AS held UNION ALL %s
+) AS holds STRAIGHT_JOIN {table} AS record ON record.`key` = asked
+SET lease_until = LAST_INSERT_ID({clock}) / 1e6 + lease, expires_at = {clock} / 1e6 + lease + keep
+WHERE state = 1 AND owner = holder AND fence = held;
+
 -- name: swap
 UPDATE {table} SET state = %s, owner = %s, fence = %s, fingerprint = %s, lease_until = %s, attempts = %s, result = %s,
     expires_at = %s, once = %s
