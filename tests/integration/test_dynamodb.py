@@ -310,6 +310,32 @@ class TestClocks:
         assert renewed == [True]
         assert complete(right, held) is Ending.DONE
 
+    def test_a_reply_that_was_overtaken_is_not_believed(
+        self,
+        worker: Callable[[float], DynamoDBStore],
+        true_time: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A thread that hears of the crashed claim after another thread took over hears of the new one instead."""
+        store = worker(0.0)
+        hold(store, "k", lease=60.0)
+        true_time.advance(60.0)
+        write = store._table.write
+        taken: list[Any] = []
+
+        def overtaken(change: Any) -> Any:
+            reply = write(change)
+            if not taken:
+                monkeypatch.setattr(store._table, "write", write)
+                taken.append(hold(store, "k"))
+            return reply
+
+        monkeypatch.setattr(store._table, "write", overtaken)
+        decision = claim(store, "k")
+        assert decision.verdict is Verdict.BUSY
+        assert decision.record is not None
+        assert (decision.record.owner, decision.record.fence) == (taken[0].owner, taken[0].fence)
+
     @pytest.mark.parametrize("of_writer", [-HOUR, 0.0, HOUR])
     @pytest.mark.parametrize("of_reader", [-HOUR, 0.0, HOUR])
     def test_a_result_is_replayed_for_all_of_its_keep(

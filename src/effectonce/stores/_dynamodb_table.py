@@ -111,12 +111,6 @@ class Table:
         self.closed = False
         self.start()
 
-    def _session(self, **choices: Any) -> Any:
-        try:
-            return self._boto3.Session(**choices)
-        except self._trouble as error:
-            raise UsageError(f"boto3 can't be set up: {error}") from error
-
     def start(self) -> None:
         """Begin without a connection, as a forked child must."""
         self._lock = threading.Lock()
@@ -287,9 +281,8 @@ class Table:
     def _connect(self) -> Any:
         if self.closed:
             raise StoreUnavailable("The store is closed.")
-        config = self._config(
-            connect_timeout=self._timeout
-            * 0.1,  # with the time for an answer, and all of it twice: the whole time-out
+        config = self._config(  # connecting and waiting for an answer, twice, take the whole time-out
+            connect_timeout=self._timeout * 0.1,
             read_timeout=self._timeout * 0.4,
             retries={"mode": "legacy", "total_max_attempts": 2},
             max_pool_connections=CONNECTIONS,
@@ -300,6 +293,12 @@ class Table:
             return session.client("dynamodb", endpoint_url=self._endpoint, config=config)
         except (ValueError, self._trouble) as error:
             raise StoreUnavailable(f"boto3 can't be used for the {self.place}: {error}") from error
+
+    def _session(self, **choices: Any) -> Any:
+        try:
+            return self._boto3.Session(**choices)
+        except self._trouble as error:
+            raise UsageError(f"boto3 can't be set up: {error}") from error
 
     def _check(self, client: Any) -> None:
         """Look whether there is a table and that it is ours; another program's is not touched."""
