@@ -520,6 +520,19 @@ def test_a_scope_function_of_either_colour_serves_either(
     assert [answer.json()["number"] for answer in answers] == [1, 2, 1]
 
 
+def ask_the_database(request: Request) -> str:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        return str(cursor.execute("select 'ann'").fetchone()[0])
+
+
+def test_a_plain_scope_function_may_ask_the_database(send: Callable[..., Any], words: dict[str, Any]) -> None:
+    """As ``request.user`` does; Django would not let it on an event loop."""
+    words["scope"] = ask_the_database
+    assert [send("post", "/pay", **KEY).json()["number"] for _ in range(2)] == [1, 1]
+
+
 def test_without_django_the_extra_is_named() -> None:
     """Who hasn't got Django is told what to install."""
     code = (

@@ -623,12 +623,19 @@ async def _later(request: Request) -> str:
         ({"claim": "handler"}, "is for ASGI"),
         ({"routes": [Route("/**", claim="handler")]}, "is for ASGI"),
         ({"header": "Idempotency Key"}, "can't be the name of a header"),
+        ({"methods": "POST"}, "name methods"),
     ],
 )
 def test_a_mistake_is_told_when_the_app_is_built(words: dict[str, Any], error: str) -> None:
     """And not with the first request."""
     with pytest.raises(UsageError, match=error):
         Server(answering(), **words)
+
+
+def test_a_route_that_can_match_nothing_is_a_mistake() -> None:
+    """Its rules would be said to nobody."""
+    with pytest.raises(UsageError, match="begins with a slash"):
+        Route("payments/*", methods={"PUT"})
 
 
 def test_a_receiver_is_needed() -> None:

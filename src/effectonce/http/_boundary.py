@@ -200,10 +200,13 @@ class Route:
     """
 
     def __init__(self, path: str, *, covered: bool = True, **rules: Unpack[RuleWords]) -> None:
+        if not path.startswith(("/", "*")):
+            raise UsageError(f"Route({path!r}) would match nothing: a path begins with a slash.")
         self._pattern = re.compile(
             "".join(
                 {"**": ".*", "*": "[^/]*"}.get(part) or re.escape(part) for part in re.split(r"(\*\*?)", path)
-            )
+            ),
+            re.DOTALL,  # a path may have line breaks, and is not to slip through by them
         )
         self.covered, self.words = covered, rules
 
@@ -238,7 +241,7 @@ class Boundary:
 
     def concerns(self, method: str) -> bool:
         """Whether requests with this method may be covered, if only by what a handler says of itself."""
-        return method in self.methods or method not in SAFE
+        return method not in SAFE
 
     def rules_for(self, method: str, path: str, own: Route | None = None) -> Rules | None:
         """The rules for a request; None if it is not covered. What its handler says of itself (``own``) goes first."""

@@ -28,7 +28,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from functools import cache
 from io import BytesIO
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, Unpack
 
 from .._blocking import run
 from .._receiver import Receiver
@@ -38,6 +38,7 @@ from ._boundary import (
     Exchange,
     Request,
     Rules,
+    RuleWords,
     checked_scope,
     claimed_here,
     key_in,
@@ -69,7 +70,7 @@ class Misconfigured(UsageError, ImproperlyConfigured):  # type: ignore[misc]
     """The setting ``EFFECTONCE`` is missing or wrong."""
 
 
-def idempotent(**rules: Any) -> Callable[[View], View]:
+def idempotent(**rules: Unpack[RuleWords]) -> Callable[[View], View]:
     """Decorate a view with rules of its own: ``@idempotent(keep="7d")``. Covers it, whatever its path's rules say.
 
     For a class: ``@method_decorator(idempotent(keep="7d"), name="dispatch")``.

@@ -19,12 +19,13 @@ request context of its own, so that ``session``, ``request`` and what builds on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
 from . import _boundary
-from ._boundary import Route, Rules, Scope, mark, mark_of
+from ._boundary import Route, Rules, RuleWords, Scope, mark, mark_of
+from ._exchange import PUBLIC
 from .wsgi import Environ, IdempotencyMiddleware, method_of, path_of, request_of
 
 try:
@@ -51,7 +52,7 @@ class Idempotency:
         *,
         scope: Scope,
         routes: Iterable[Route] = (),
-        **rules: Any,
+        **rules: Unpack[RuleWords],
     ) -> None:
         self._receiver = receiver
         self._words = {"scope": scope, "routes": list(routes), **rules}
@@ -71,7 +72,7 @@ class Idempotency:
         app.extensions["effectonce"] = self
         flask.got_request_exception.connect(_hear, app)
 
-    def rules(self, **rules: Any) -> Callable[[View], View]:
+    def rules(self, **rules: Unpack[RuleWords]) -> Callable[[View], View]:
         """Decorate a view with rules of its own: ``@idempotency.rules(keep="7d")``."""
         return lambda view: mark(view, **rules)
 
@@ -97,7 +98,7 @@ class _Middleware(IdempotencyMiddleware):
     def scope_of(self, environ: Environ) -> Any:
         """Whose key a request has, as the app would know it."""
         if not callable(self.boundary.scope):
-            return self.boundary.scope
+            return PUBLIC
         context = self._flask.request_context(environ)
         with context:
             return self.boundary.scope_of(request_of(environ)._replace(raw=context.request))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
-from typing import IO, Any
+from typing import IO, Any, Unpack
 from wsgiref.util import FileWrapper
 
 from .._blocking import run
@@ -24,19 +24,21 @@ from ._boundary import (
     Request,
     Route,
     Rules,
+    RuleWords,
     Scope,
     checked_scope,
     claimed_here,
     key_in,
     natural_key,
 )
-from ._exchange import Answer, Hasher, Problem, is_endless, sound
+from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import take_in_from, whole
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 App = Callable[[Any, Any], Iterable[bytes]]
 
+_UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -48,7 +50,13 @@ class IdempotencyMiddleware:
     """
 
     def __init__(
-        self, app: App, receiver: Receiver, *, scope: Scope, routes: Iterable[Route] = (), **rules: Any
+        self,
+        app: App,
+        receiver: Receiver,
+        *,
+        scope: Scope,
+        routes: Iterable[Route] = (),
+        **rules: Unpack[RuleWords],
     ) -> None:
         if not isinstance(receiver, Receiver):
             raise UsageError(f"{receiver!r} is not a Receiver.")
@@ -75,7 +83,7 @@ class IdempotencyMiddleware:
 
     def scope_of(self, environ: Environ) -> Any:
         """Whose key a request has."""
-        return self.boundary.scope_of(request_of(environ))
+        return self.boundary.scope_of(request_of(environ)) if callable(self.boundary.scope) else PUBLIC
 
 
 class _Covered:
@@ -265,18 +273,36 @@ def path_of(environ: Environ) -> str:
 
 def request_of(environ: Environ) -> Request:
     """A request as scope and key functions see it."""
-    headers = {
-        name.removeprefix("HTTP_").replace("_", "-").lower(): value
-        for name, value in environ.items()
-        if name.startswith("HTTP_") or name in ("CONTENT_TYPE", "CONTENT_LENGTH")
-    }
     query = environ.get("QUERY_STRING", "")
-    return Request(method_of(environ), path_of(environ), query, headers, environ)
+    return Request(method_of(environ), path_of(environ), query, Headers(environ), environ)
+
+
+class Headers(Mapping[str, str]):
+    """The headers in an environ, by name."""
+
+    def __init__(self, environ: Environ) -> None:
+        self._environ = environ
+
+    def __getitem__(self, name: str) -> str:
+        return str(self._environ[_variable(name)])
+
+    def __iter__(self) -> Iterator[str]:
+        names = (name for name in self._environ if name.startswith("HTTP_") or name in _UNPREFIXED)
+        return (name.removeprefix("HTTP_").replace("_", "-").lower() for name in names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _variable(header: str) -> str:
+    """Where an environ has a header."""
+    name = header.upper().replace("-", "_")
+    return name if name in _UNPREFIXED else f"HTTP_{name}"
 
 
 def _lines(environ: Environ, header: str) -> list[bytes]:
     """The lines of a header. Several have become one by now, with commas; so a key of two lines is none."""
-    line: str | None = environ.get("HTTP_" + header.upper().replace("-", "_"))
+    line: str | None = environ.get(_variable(header))
     return [] if line is None else [line.encode("latin-1")]
 
 
