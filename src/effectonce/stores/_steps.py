@@ -101,10 +101,11 @@ def claiming(claim: Claim) -> Conversation[Decision]:
     reply = yield Add(claim) if claim.may_create else Read(claim.key)
     while type(reply) is not Added:
         record, now = cast("Found", reply)
-        decision = decide_claim(record, claim, now, 0)
-        after = decision.record
-        if record is None or after is None or after is record or (yield Swap(record, after)):
-            return decision
+        if record is not None or not claim.may_create:
+            decision = decide_claim(record, claim, now, 0)
+            after = decision.record
+            if record is None or after is None or after is record or (yield Swap(record, after)):
+                return decision
         reply = yield Add(claim) if claim.may_create else Read(claim.key)
     fence, now = reply
     return decide_claim(None, claim, now, fence - 1)
