@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import EffectOnceError
+from . import migrate
 from .demo import command as demo
 
-GROUPS = (demo,)
+GROUPS = (demo, migrate)
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 

@@ -1,6 +1,6 @@
 -- Named statements of the PostgreSQL store. `-- name:` begins each.
 --
--- {table} is the table, {put} the function that belongs to it. {asked} is what is asked for: one row of parameters, or
+-- {table} is the table, {put} the function and {channel} the channel that belong to it. {asked} is what is asked for: one row of parameters, or
 -- many rows out of arrays, numbered in the column `place`. Its other columns stand in the line `-- asked:`. Every
 -- parameter is written with its type.
 
@@ -43,7 +43,8 @@ END $$;
 COMMENT ON TABLE {table} IS 'effectonce schema 1: effects that happened, one row per key';
 
 -- name: whose
-SELECT obj_description(oid, 'pg_class'), current_setting('server_encoding')
+SELECT obj_description(oid, 'pg_class'), current_setting('server_encoding'), current_setting('synchronous_commit'),
+       current_setting('fsync')
 FROM (SELECT to_regclass($1::text) AS oid) AS named WHERE oid IS NOT NULL;
 
 -- name: now
@@ -64,7 +65,7 @@ SET state = (record.state & -8) | asked.state, content = result, lease_until = N
     expires_at = date_part('epoch', clock_timestamp()) + keep
 FROM {asked}
 WHERE record.id = asked.id AND record.state & 7 = 1 AND content = owner AND record.fence = asked.fence
-RETURNING place;
+RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
 -- name: hold
 -- asked: id uuid, owner bytea, fence bigint, lease float8, keep float8
@@ -75,21 +76,33 @@ FROM {asked}
 WHERE record.id = asked.id AND state & 7 = 1 AND content = owner AND record.fence = asked.fence
 RETURNING place;
 
--- Fence, state, attempts and both times tell every version of a record from every other.
+-- Fence, state, attempts and both times tell every version of a record from every other. Who watches a pending record
+-- watches what follows it; who watched one that has ended is gone.
 -- name: swap
 -- asked: id uuid, fence bigint, state integer, lease float8, expiry float8, next_fence bigint, next_print bytea, next_state integer, next_expiry float8, next_lease float8, next_content bytea
 UPDATE {table} AS record
-SET fence = next_fence, fingerprint = next_print, state = next_state | (record.state & 16), expires_at = next_expiry,
-    lease_until = next_lease, content = next_content
+SET fence = next_fence, fingerprint = next_print, expires_at = next_expiry, lease_until = next_lease,
+    content = next_content, state = next_state | CASE asked.state & 7 WHEN 1 THEN record.state & 16 ELSE 0 END
 FROM {asked}
 WHERE record.id = asked.id AND record.fence = asked.fence AND record.state & -17 = asked.state
   AND lease_until IS NOT DISTINCT FROM lease AND expires_at = expiry
-RETURNING place;
+RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
 -- name: read
 -- asked: id uuid
 SELECT place, state, fence, lease_until, expires_at, fingerprint, content, date_part('epoch', clock_timestamp())
 FROM {asked} JOIN {table} USING (id);
+
+-- A row if the record is still pending: whoever ends it will tell.
+-- name: watch
+WITH marked AS (
+    UPDATE {table} SET state = state | 16
+    WHERE id = $1::uuid AND fence = $2::bigint AND state & 23 = 1
+    RETURNING id
+)
+SELECT id::text FROM marked
+UNION ALL
+SELECT id::text FROM {table} WHERE id = $1::uuid AND fence = $2::bigint AND state & 23 = 17;
 
 -- The hand passes some pages of the table and forgets what has expired there: never a doubt (4), nor an attempt that may
 -- be made only once (8 + 1). Whoever is at a record just now keeps it.

@@ -1,0 +1,48 @@
+"""``effectonce migrate``: makes a store's table, for roles that may, so that applications need not be allowed to."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from typing import Any
+
+from .._blocking import run
+from ..errors import UsageError
+from ..stores import open_store
+from ..stores._urls import shown
+
+DESCRIPTION = """\
+Make what a store needs in its database (a table, and what belongs to it), or bring it up to date. Safe to repeat: what
+is there stays. Afterwards applications may say create=no in their URL and need only the right to read and write."""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``migrate``."""
+    parser = commands.add_parser(
+        "migrate",
+        help="make a store's table, or bring it up to date",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="such as postgresql://user:password@host/database")
+    parser.add_argument("--print", action="store_true", help="print the statements instead of executing them")
+    parser.set_defaults(run=_migrate)
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    with open_store(arguments.url) as store:
+        if arguments.print:
+            print(_named(store, "ddl", arguments.url)(), end="")
+            return 0
+        made = _named(store, "migrate", arguments.url)()
+        if inspect.iscoroutine(made):
+            made = run(made)
+        print(f"{shown(arguments.url)} {'has just been made ready' if made else 'is ready'}.")
+        return 0
+
+
+def _named(store: Any, verb: str, url: str) -> Any:
+    found = getattr(store, verb, None)
+    if found is None:
+        raise UsageError(f"{shown(url)!r} has nothing to migrate: this store makes what it needs by itself.")
+    return found

@@ -1,0 +1,157 @@
+"""Steps as statements, and rows as replies. What is empty in a record is NULL in a row, which takes no room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from .._protocol import decide_claim
+from .._records import NOBODY, Claim, Completion, Record, State, make
+from ..errors import StoreMismatch
+from ._postgres_sql import Call, Row, Statements
+from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, Swap
+
+PENDING, ONCE, IN_STATE, ATTEMPT = State.PENDING, 8, 15, 32
+"""In the column ``state``: what is added for a claim at most once, what masks both, and what an attempt counts."""
+CLAIMED, CLAIMED_ONCE = PENDING + ATTEMPT, PENDING + ONCE + ATTEMPT
+STATES: Final = {int(state) + once: (state, once == ONCE) for state in State for once in (0, ONCE)}
+MICROS: Final = 1_000_000
+"""A new record's fence is the server's clock in millionths of a second."""
+
+AGAIN: Any = object()
+"""In place of a reply: the step has to be sent again."""
+LOOK: Any = object()
+"""In place of a reply: the step was in vain, and the record has to be read."""
+NOTHING = Found(None, 0.0)
+
+
+class Kind(NamedTuple):
+    """How a kind of step is put to the server, and what its answer means."""
+
+    name: str
+    values: Callable[[Any], tuple[Any, ...]]
+    reply: Callable[[str, Row], Any]
+    """What a row says of a key."""
+    without_row: Any
+    """The reply when there is no row."""
+
+
+def id_of(key: str) -> bytes:
+    """What a record is found by."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def add_values(claim: Claim) -> tuple[Any, ...]:
+    """What is asked for when a claim's record is to be put in place."""
+    key, owner, fingerprint, lease, keep, once, _, _ = claim
+    return id_of(key), key, fingerprint or None, CLAIMED_ONCE if once else CLAIMED, lease, keep, owner or None
+
+
+def end_values(completion: Completion) -> tuple[Any, ...]:
+    """What is asked for when a claim is to be ended."""
+    key, owner, fence, state, result, keep, _ = completion
+    return id_of(key), owner, fence, state, result, keep
+
+
+def _hold_values(step: Hold) -> tuple[Any, ...]:
+    key, owner, fence, lease, keep = step.renewal
+    return id_of(key), owner, fence, lease, keep
+
+
+def _swap_values(step: Swap) -> tuple[Any, ...]:
+    fence, _, state, expires_at, lease_until, _ = _columns(step.before)
+    return id_of(step.key), fence, state, lease_until, expires_at, *_columns(step.after)
+
+
+def _columns(record: Record) -> tuple[Any, ...]:
+    _, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once = record
+    return (
+        fence, fingerprint or None, state + ONCE * once + ATTEMPT * attempts, expires_at, lease_until or None,
+        (owner or None) if state is PENDING else result,
+    )  # fmt: skip
+
+
+def record_of(key: str, row: Row) -> Record:
+    """The record that a row holds, in the columns after its first."""
+    _, code, fence, lease_until, expires_at, fingerprint, content = row[:7]
+    try:
+        state, once = STATES[code & IN_STATE]
+    except KeyError:
+        raise StoreMismatch(
+            f"A record is in state {code}, which this effectonce does not know. Use a newer one."
+        ) from None
+    owner, result = (content or NOBODY, None) if state is PENDING else (NOBODY, content)
+    fields = (
+        key, state, owner, fence, fingerprint or b"", lease_until or 0.0, code // ATTEMPT, result, expires_at, once,
+    )  # fmt: skip
+    return make(Record, fields)
+
+
+def _found(key: str, row: Row) -> Found:
+    return Found(record_of(key, row), row[7])
+
+
+def _added_or_found(key: str, row: Row) -> Any:
+    if row[1] is not None:
+        return Found(record_of(key, row), row[7])
+    fence = row[2]
+    return AGAIN if fence is None else Added(fence, fence / MICROS)
+
+
+KINDS: dict[type, Kind] = {
+    Add: Kind("add", lambda step: add_values(step.claim), _added_or_found, AGAIN),
+    End: Kind("end", lambda step: end_values(step.completion), lambda key, row: DONE, LOOK),
+    Hold: Kind("hold", _hold_values, lambda key, row: DONE, LOOK),
+    Swap: Kind("swap", _swap_values, lambda key, row: True, False),
+    Read: Kind("read", lambda step: (id_of(step.key),), _found, NOTHING),
+}
+"""In the order in which they go."""
+
+
+def _shared(step: Step, reply: Any) -> Any:
+    """The reply to another step of the same kind for the same key, just after this one; AGAIN if it has to be sent."""
+    if type(step) is Add and type(reply) is Added:
+        return Found(decide_claim(None, step.claim, reply.now, reply.fence - 1).record, reply.now)
+    return reply if type(reply) is Found and type(step) in (Add, Read) else AGAIN
+
+
+class Group(NamedTuple):
+    """Steps of one kind, which go as the rows of one statement: the places of each key's steps. The first is sent."""
+
+    kind: Kind
+    keys: list[str]
+    places: list[list[int]]
+
+    def call(self, sql: Statements, steps: Sequence[Step]) -> Call:
+        """The statement that does them."""
+        name, values = self.kind.name, self.kind.values
+        if len(self.places) == 1:
+            return Call(sql.one[name], values(steps[self.places[0][0]]))
+        rows = [values(steps[places[0]]) for places in self.places]
+        return Call(sql.many[name], list(zip(*rows, strict=True)))
+
+    def settle(self, rows: list[Row], steps: Sequence[Step], replies: list[Any]) -> None:
+        """Put the replies in their places."""
+        keys, reply_to = self.keys, self.kind.reply
+        answers = [self.kind.without_row] * len(keys)
+        for row in rows:
+            number = row[0] - 1
+            answers[number] = reply_to(keys[number], row)
+        for places, reply in zip(self.places, answers, strict=True):
+            replies[places[0]] = reply
+            for place in places[1:]:
+                replies[place] = _shared(steps[places[0]], reply)
+
+
+def grouped(steps: Sequence[Step], places: Sequence[int]) -> list[Group]:
+    """The steps at these places by kind, and by key in the order that everyone keeps to, so that nobody deadlocks."""
+    groups: dict[type, dict[str, list[int]]] = {}
+    for place in places:
+        step = steps[place]
+        groups.setdefault(type(step), {}).setdefault(step.key, []).append(place)
+    return [
+        Group(kind, keys, [groups[of][key] for key in keys])
+        for of, kind in KINDS.items()
+        if of in groups and (keys := sorted(groups[of]))
+    ]

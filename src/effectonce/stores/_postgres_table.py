@@ -1,0 +1,124 @@
+"""The table: made when it is missing, looked at before it is used, and walked through by a hand."""
+
+from __future__ import annotations
+
+import random
+import re
+from math import ceil
+from typing import Final
+
+from ..errors import EffectOnceError, StoreMismatch, StoreUnavailable, UsageError
+from ._postgres_sql import Call, Lost, Refusal, Row, Statement, Statements, Wires
+from ._urls import shown
+
+SCHEMA: Final = 1
+ENCODINGS: Final = ("UTF8", "SQL_ASCII")
+"""Of databases that keep every character of a key."""
+ROWS_IN_A_PAGE: Final = 32
+"""About as many."""
+
+ALREADY_THERE: Final = {"42P07", "42710", "23505"}
+"""Somebody else made the table at the same moment."""
+TRY_AGAIN: Final = {"40001", "40P01"}
+"""Serialization failure and deadlock: the statement did nothing and may be sent again."""
+ITS_OWN: Final = ("22", "55")
+"""Classes of refusals that are about one row: a value that does not fit, or a record that somebody keeps locked."""
+ADVICE: Final = {
+    "42501": "Grant this role SELECT, INSERT, UPDATE and DELETE on the table.",
+    "42P01": "It was there before: find out who dropped it. Without it nobody knows what has happened already.",
+}
+
+
+class Table:
+    """What both colours share: the table's name and statements, whether it is ready, and where the hand is."""
+
+    def __init__(self, url: str, name: str, seconds: float, create: bool, lasting: bool) -> None:
+        self.shown, self.name, self.seconds = shown(url), name, seconds
+        self.sql = Statements(name)
+        self.ready = False
+        self._create, self._lasting = create, lasting
+        self._hand = random.getrandbits(31)  # a process of few claims must not always purge the same pages
+
+    async def make_ready(self, wires: Wires, *, create: bool | None = None) -> bool:
+        """Make sure that the table is there and ours; whether it had to be made."""
+        made = False
+        while True:
+            (answer,) = await wires.run([Call(self.sql.one["whose"], (self.name,))])
+            if isinstance(answer, Refusal):
+                raise self.translated(answer)
+            if answer:
+                self._check(*answer[0])
+                self.ready = True
+                return made
+            if made or not (self._create if create is None else create):
+                raise StoreMismatch(
+                    f"There is no table {self.name} in {self.shown}. Run `effectonce migrate URL` as a role that may "
+                    "create it, or leave out create=no."
+                )
+            answers = await wires.run([Call(Statement("", text)) for text in self.sql.schema], together=True)
+            refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
+            made = refusal is None
+            if refusal is not None and refusal.code not in ALREADY_THERE:
+                raise StoreMismatch(
+                    f"There is no table {self.name} in {self.shown}, and it could not be created: {refusal}. Have a "
+                    "role that may do so run `effectonce migrate URL`, or the statements that `effectonce migrate "
+                    "--print URL` prints."
+                )
+
+    def _check(self, comment: str | None, encoding: str, commits: str, syncs: str) -> None:
+        ours = re.match(r"effectonce schema (\d+)\b", comment or "")
+        if ours is None:
+            raise StoreMismatch(
+                f"The table {self.name} in {self.shown} belongs to another program. Nothing was changed. Choose "
+                "another name with ?table=."
+            )
+        if int(ours[1]) > SCHEMA:
+            raise StoreMismatch(
+                f"The table {self.name} has schema {ours[1]}, this effectonce knows {SCHEMA}. Nothing was changed. Use "
+                "the effectonce that made it, or newer."
+            )
+        if encoding not in ENCODINGS:
+            raise StoreMismatch(
+                f"The database's encoding is {encoding}, which can't hold every key. Use one with encoding UTF8."
+            )
+        if self._lasting and "off" in (commits, syncs):
+            which = "fsync" if syncs == "off" else "synchronous_commit"
+            raise StoreMismatch(
+                f"{which} is off here: this server forgets what it has acknowledged when it crashes, and effects would "
+                f"happen twice. Turn {which} on, or say durability=server to live with that."
+            )
+
+    def unreachable(self, lost: Lost) -> StoreUnavailable:
+        """What to say when there is no answer."""
+        why = " ".join(str(lost).split()).rstrip(".?")
+        return StoreUnavailable(
+            f"{self.shown} gave no answer: {why}. Check that the server runs and that host, port, user, password and "
+            "database are right; then try again with the same key."
+        )
+
+    def translated(self, refusal: Refusal) -> EffectOnceError:
+        """An error of the tree that says what to do."""
+        code = refusal.code
+        what = f"PostgreSQL refused a command on the table {self.name}: {refusal} (SQLSTATE {code})."
+        if code.startswith("22"):
+            return UsageError(f"{what} Nothing was changed; a value does not fit.")
+        if code.startswith("42"):
+            return StoreMismatch(f"{what} {ADVICE.get(code, 'Is it the table that effectonce made?')}")
+        if code.startswith("53"):
+            return StoreUnavailable(f"{what} The server is short of something; make room, then try again.")
+        return StoreUnavailable(f"{what} Try again.")
+
+    # The hand
+
+    def pass_over(self, rows: int) -> Call:
+        """A purge of the pages before the hand."""
+        return Call(self.sql.one["purge"], (self._hand, self._hand + ceil(rows / ROWS_IN_A_PAGE), rows))
+
+    def passed(self, call: Call, row: Row) -> bool:
+        """Move the hand on; False if it was not in the table at all."""
+        (first, after, rows), (gone, pages) = call.values, row
+        if first >= pages:
+            self._hand = first % pages if pages else 0
+        elif gone < rows:
+            self._hand = after if after < pages else 0
+        return bool(first < pages or not pages)
