@@ -222,6 +222,13 @@ class HttpRules:
         reply = site.post("/plain/pay", key, b"", ("X-Caller", caller))
         assert (reply.status, reply.code, site.world.count(key)) == (403, "scope-missing", 0)
 
+    def test_rule_04_authorisation_runs_before_replay(self, site: Site) -> None:
+        """Whoever may not call does not get a remembered answer either."""
+        key = site.new()
+        assert site.post("/plain/pay", key).status == 201
+        assert site.post("/plain/pay", key, b"", ("X-Caller", "")).code == "scope-missing"
+        assert site.post("/plain/pay", key).replayed
+
     def test_rule_04_long_credentials_are_a_name_as_well(self, site: Site) -> None:
         """Longer than a key's parts can be, and still apart."""
         key = site.new()

@@ -84,6 +84,13 @@ class Order(View):
         return HttpResponse(f"{number} {len(runs)}")
 
 
+@method_decorator(idempotent, name="dispatch")
+class Refund(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        runs.append(request)
+        return HttpResponse(f"{len(runs)}")
+
+
 def upload(request: HttpRequest) -> HttpResponse:
     runs.append(request)
     return HttpResponse(f"{request.POST['title']} {request.FILES['file'].size}")
@@ -138,6 +145,7 @@ urlpatterns = [
     path("maybe", maybe),
     path("search", search),
     path("orders/<int:number>", Order.as_view()),
+    path("refunds", Refund.as_view()),
     path("upload", upload),
     path("file", file),
     path("stream", stream),
@@ -295,6 +303,9 @@ def test_only_some_views_can_be_covered(words: dict[str, Any]) -> None:
     client = Client()
     assert [client.post("/pay", **KEY).json()["number"] for _ in range(2)] == [1, 2]
     assert [client.post("/maybe", **KEY).content for _ in range(2)] == [b"3", b"3"]
+    assert client.post("/refunds").json()["code"] == "key-missing"
+    refund = {"headers": {"Idempotency-Key": "refund"}}
+    assert [client.post("/refunds", **refund).content for _ in range(2)] == [b"4", b"4"]
 
 
 def test_a_path_that_is_not_there_is_djangos_answer(words: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from wsgiref.validate import validator
 import pytest
 
 from effectonce import NotApplied, Policy, Receiver, current
-from effectonce.errors import UsageError
+from effectonce.errors import StoreUnavailable, UsageError
 from effectonce.http import PUBLIC, Request, Route, nothing_happened, remember
 from effectonce.http._intake import IN_MEMORY, PIECE
 from effectonce.http.wsgi import IdempotencyMiddleware
@@ -538,6 +538,19 @@ def test_an_attempt_that_was_overtaken_gives_the_answer_that_counts(size: int) -
     status, headers, body = server.send()
     assert (status, headers["x-idempotency-replayed"], body) == (200, "true", b"counts")
     assert others[0][::2] == (200, b"counts")
+
+
+def test_what_runs_without_a_store_is_counted_and_told() -> None:
+    """Where the policy lets it: unprotected, and everybody who listens hears of it."""
+
+    class Away(MemoryStore):
+        async def claim(self, claim: Any) -> Any:
+            raise StoreUnavailable("gone fishing")
+
+    server = Server(answering(b"done"), policy=Policy(fallback="open"))
+    server.receiver.blocking.store = Away()
+    assert [server.send()[2] for _ in range(2)] == [b"done"] * 2
+    assert server.events == ["unprotected"] * 2
 
 
 # -- Headers and identity ------------------------------------------------------------------------------------------

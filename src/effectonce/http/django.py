@@ -28,7 +28,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from functools import cache
 from io import BytesIO
-from typing import IO, Any, TypeVar, Unpack
+from typing import IO, Any, TypeVar, Unpack, overload
 
 from .._blocking import run
 from .._receiver import Receiver
@@ -70,12 +70,16 @@ class Misconfigured(UsageError, ImproperlyConfigured):  # type: ignore[misc]
     """The setting ``EFFECTONCE`` is missing or wrong."""
 
 
-def idempotent(**rules: Unpack[RuleWords]) -> Callable[[View], View]:
-    """Decorate a view with rules of its own: ``@idempotent(keep="7d")``. Covers it, whatever its path's rules say.
+@overload
+def idempotent(view: View, /) -> View: ...
+@overload
+def idempotent(**rules: Unpack[RuleWords]) -> Callable[[View], View]: ...
+def idempotent(view: Any = None, /, **rules: Any) -> Any:
+    """Decorate a view that is covered, whatever its path says; with rules of its own: ``@idempotent(keep="7d")``.
 
-    For a class: ``@method_decorator(idempotent(keep="7d"), name="dispatch")``.
+    For a class: ``@method_decorator(idempotent, name="dispatch")``.
     """
-    return lambda view: mark(view, **rules)
+    return mark(view, **rules) if view is not None else lambda view: mark(view, **rules)
 
 
 def not_idempotent(view: View) -> View:

@@ -25,7 +25,7 @@ PIECES, PIECE_SIZE = 20, 1000
 HUGE = 3 << 19
 """1.5 MiB: more than is remembered."""
 SMALL_REQUEST, SMALL_RESPONSE = 100_000, 10_000
-LEASE_SECONDS = 0.3
+LEASE_SECONDS = 0.5
 
 
 class NoAnswer(Exception):
