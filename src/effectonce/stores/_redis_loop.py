@@ -7,6 +7,7 @@ stops waiting disturbs nobody: its replies are thrown away when they come. No ca
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -20,13 +21,14 @@ from ._redis_wire import (
     Address,
     Answers,
     ProtocolError,
+    PushNotification,
     Requests,
     Target,
+    channel_of,
     check_greeting,
     closed,
     greeting,
     new_reader,
-    told,
     unreachable,
 )
 
@@ -122,6 +124,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.hang_up(exc)
@@ -131,8 +134,8 @@ class Link(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := gets()) is not MORE:
-                if (channel := told(reply)) is not None:
-                    self._tell(channel)
+                if type(reply) is PushNotification:
+                    self._tell(channel_of(reply))
                     continue
                 future, count, _ = sent[0]
                 if count != ONE:

@@ -172,19 +172,13 @@ class Commands:
         names = {
             name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in scripts.items()
         }
-        held = b"$%d\r\n%c%b%b\r\n"
-        plain = b"$6\r\n%c%b\r\n"
         self._add = lru_cache(maxsize=256)(partial(_adding_format, names["add"]))
-        self._end = _format(names["end"], 5, held + plain + b"$1\r\n%c\r\n" + ARGUMENT + b"%b")
-        self._end_at_length = _format(names["end"], 5, held + b"$0\r\n\r\n$1\r\n%c\r\n" + ARGUMENT + b"%b")
-        self._end_for_ever = _format(
-            names["end"], 6, held + b"$0\r\n\r\n$1\r\n%c\r\n" + ARGUMENT + b"%b" + FOR_EVER
-        )
-        self._hold = _format(names["hold"], 3, held + b"%b")
+        self._end = lru_cache(maxsize=256)(partial(_ending_format, names["end"]))
+        self._hold = _format(names["hold"], 3, HOLDER + b"%b")
         self._swap = _format(names["swap"], 3, ARGUMENT * 3)
         self._swap_for_ever = _format(names["swap"], 2, ARGUMENT * 2)
         self._read = _format(names["read"], 0, b"")
-        self._watch = _format(names["watch"], 1, held)
+        self._watch = _format(names["watch"], 1, HOLDER)
         self._kinds: dict[type, Callable[[Any], bytes]] = {
             Add: self._adding, End: self._ending, Hold: self._holding, Swap: self._swapping, Read: self._reading,
         }  # fmt: skip
@@ -210,13 +204,10 @@ class Commands:
 
     def _ending(self, step: End) -> bytes:
         key, owner, fence, state, result, keep, _ = step.completion
-        name, length, head, body = self.name(key), len(owner), _head(state, result), result or b""
-        held = (len(name), name, length + 9, length, owner, FENCE.pack(fence))
-        if state is not IN_DOUBT and fence in PLAIN_FENCES:
-            offset = (fence - EPOCH).to_bytes(5, "big")
-            return self._end % (*held, head | 1, offset, head, len(body), body, _seconds(keep))
-        shape = self._end_for_ever if state is IN_DOUBT else self._end_at_length
-        return shape % (*held, head, len(body), body, _seconds(keep))
+        name, size = (self._prefix + key).encode(), len(owner)
+        plain = (fence - EPOCH).to_bytes(5, "big") if fence in PLAIN_FENCES and state is not IN_DOUBT else b""
+        shape, body = self._end(state, result is not None, keep, bool(plain)), result or b""
+        return shape % (len(name), name, size + 9, size, owner, FENCE.pack(fence), plain, len(body), body)
 
     def _holding(self, step: Hold) -> bytes:
         key, owner, fence, lease, keep = step.renewal
@@ -255,6 +246,7 @@ def command(*texts: bytes) -> bytes:
 SCRIPTS: Final = {"add": (), "end": ("held",), "hold": ("held",), "swap": (), "read": (), "watch": ("held",)}
 """The files in ``lua`` that are scripts, and what stands before each, after what stands before all."""
 ARGUMENT: Final = b"$%d\r\n%b\r\n"
+HOLDER: Final = b"$%d\r\n%c%b%b\r\n"
 FOR_EVER: Final = b"$1\r\n1\r\n"
 
 
@@ -268,6 +260,14 @@ def _adding_format(script: bytes, once: bool, size: int, lease: float, keep: flo
     traits = TRAITS.pack(once, 1, size).replace(b"%", b"%%")
     record = b"$%%d\r\n%c%%c%%b\r\n" % HELD + b"$%d\r\n%b%%b\r\n" % (size + 7, traits)
     return _format(script, 4 + once, record + _seconds(lease, keep) + (FOR_EVER if once else b""))
+
+
+def _ending_format(script: bytes, state: State, has_result: bool, keep: float, plain: bool) -> bytes:
+    """A format for all ends of one kind. Holder, fence and result are left to fill in."""
+    head, for_ever = _head(state, b"" if has_result else None), state is IN_DOUBT
+    plainly = b"$6\r\n%c%%b\r\n" % (head | 1) if plain else b"$0\r\n%b\r\n"
+    arguments = HOLDER + plainly + b"$1\r\n%c\r\n" % head + ARGUMENT + _seconds(keep)
+    return _format(script, 5 + for_ever, arguments + (FOR_EVER if for_ever else b""))
 
 
 @lru_cache(maxsize=256)

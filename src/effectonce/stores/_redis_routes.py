@@ -46,6 +46,15 @@ class Routes:
         self._commands = commands
         self._slots: list[Address | None] = []
 
+    def guess(self, key: str) -> Address | None:
+        """The server that has a key, as far as is known."""
+        slots = self._slots
+        return slots[slot_of(self._commands.name(key))] if slots else self.only
+
+    def forget(self) -> None:
+        """Look for the servers of a cluster anew: one can't be reached, and perhaps others have its keys now."""
+        self._slots = []
+
     def servers(self, *, anew: bool = True) -> Dialogue[list[Address]]:
         """Every server that has keys."""
         if self.only is not None:
@@ -91,7 +100,7 @@ class Routes:
     def _streams(self, answers: Answers) -> dict[Address, Iterator[Any]]:
         for answer in answers.values():
             if isinstance(answer, StoreError):
-                self._slots = []  # perhaps others have its keys now
+                self.forget()
                 raise answer
         return {address: iter(cast("list[Any]", answer)) for address, answer in answers.items()}
 
@@ -111,12 +120,9 @@ class Routes:
         return None
 
     def _address_of(self, key: str) -> Address:
-        if self.only is not None:
-            return self.only
-        slots = self._slots
-        address = slots[slot_of(self._commands.name(key))] if slots else None
+        address = self.guess(key)
         if address is None:
-            self._slots = []
+            self.forget()
             raise StoreUnavailable("No server of the cluster is known to have this key. Try again.", key=key)
         return address
 

@@ -23,7 +23,8 @@ from ._redis_records import command
 
 try:
     from hiredis import ProtocolError as ProtocolError
-    from hiredis import PushNotification, Reader
+    from hiredis import PushNotification as PushNotification
+    from hiredis import Reader
     from hiredis import ReplyError as ReplyError
 except ImportError as error:
     raise MissingExtra("Redis needs the package hiredis: pip install effectonce[redis]") from error
@@ -200,11 +201,9 @@ def new_reader() -> Reader:
     return Reader(notEnoughData=MORE)
 
 
-def told(reply: Any) -> bytes | None:
-    """The channel that a server tells something on, unasked; None if this is a reply to something."""
-    if type(reply) is not PushNotification:
-        return None
-    kind, channel, _ = reply
+def channel_of(told: PushNotification) -> bytes:
+    """The channel on which a server has told something unasked; none if it was something else."""
+    kind, channel, _ = told
     return channel if kind == b"message" else b""
 
 
@@ -244,8 +243,8 @@ class Wire:
             reply = gets()
             if reply is MORE:
                 self._receive()
-            elif (channel := told(reply)) is not None:
-                self._told.add(channel)
+            elif type(reply) is PushNotification:
+                self._told.add(channel_of(reply))
             else:
                 replies.append(reply)
         return replies
@@ -257,7 +256,7 @@ class Wire:
             while channel not in self._told:
                 reply = self._reader.gets()
                 if reply is not MORE:
-                    self._told.add(told(reply) or b"")
+                    self._told.add(channel_of(reply))
                     continue
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
                 self._receive()

@@ -26,12 +26,12 @@ from urllib.parse import unquote, urlsplit
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, State, make
-from ..errors import StoreError, UsageError
+from ..errors import StoreError, StoreUnavailable, UsageError
 from ._redis_loop import Lines
 from ._redis_records import OUTLINE_SIZE, Commands, command, outline, understood
 from ._redis_routes import Dialogue, Routes
 from ._redis_wire import Address, Answers, Pool, ReplyError, Requests, Target, closed, complaint
-from ._steps import DONE, Add, Added, Conversation, Found, Read, Step, SteppingStore, claiming, ending
+from ._steps import DONE, Add, Added, Conversation, End, Found, Read, Step, SteppingStore, claiming, ending
 from ._urls import shown
 from .base import Features, Store, StoreStats
 
@@ -90,17 +90,14 @@ class _Verbs(SteppingStore):
             return decide_claim(None, claim, now, fence - 1)
         record, now = cast("Found", reply)
         decision = decide_claim(record, claim, now, 0)
-        if decision.record is record:
-            return decision
-        conversation = claiming(claim)
-        next(conversation)
-        return await self._go_on(conversation, reply)
+        return decision if decision.record is record else await self._converse(claiming(claim), reply)
 
     async def complete(self, completion: Completion) -> Ending:
-        """End a claim in one round trip."""
-        conversation = ending(completion)
-        reply = await self.take(next(conversation))
-        return DONE if reply is DONE else await self._go_on(conversation, reply)
+        """End a claim in one round trip, if it is held."""
+        if not completion.owner or not completion.began:
+            return await self._converse(ending(completion))
+        reply = await self.take(make(End, (completion,)))
+        return DONE if reply is DONE else await self._converse(ending(completion), reply)
 
     async def get(self, key: str) -> Record | None:
         """Read a record."""
@@ -225,14 +222,13 @@ class _Verbs(SteppingStore):
         except StopIteration as done:
             return cast("T", done.value)
 
-    async def _converse(self, conversation: Conversation[T]) -> T:
-        return await self._go_on(conversation, await self.take(next(conversation)))
-
-    async def _go_on(self, conversation: Conversation[T], reply: Any) -> T:
-        """Bring a conversation to its end, from the reply to its latest step."""
+    async def _converse(self, conversation: Conversation[T], reply: Any = None) -> T:
+        """Hold a conversation; ``reply`` is the one to its first step, if that has been taken."""
+        step = next(conversation)
         try:
             while True:
-                reply = await self.take(conversation.send(reply))
+                step = conversation.send(await self.take(step) if reply is None else reply)
+                reply = None
         except StopIteration as done:
             return cast("T", done.value)
 
@@ -302,9 +298,13 @@ class RedisStore(_Verbs):
 
     async def take(self, step: Step) -> Any:
         """Take one step, on the caller's own thread."""
-        data, only = self.commands.of(step), self.routes.only
-        if only is not None:
-            (reply,) = self._pool.ask(only, (data, 1))
+        data, server = self.commands.of(step), self.routes.only or self.routes.guess(step.key)
+        if server is not None:
+            try:
+                (reply,) = self._pool.ask(server, (data, 1))
+            except StoreUnavailable:
+                self.routes.forget()
+                raise
             if type(reply) is not ReplyError:
                 return understood(step, reply)
         return (await self._deliver((step,), (data,)))[0]
@@ -368,9 +368,13 @@ class OnLoops(_Verbs):
 
     async def take(self, step: Step) -> Any:
         """Take one step, together with what others ask for in this turn of the loop."""
-        data, only = self.commands.of(step), self.routes.only
-        if only is not None and (link := self._store.lines().links.get(only)):
-            reply = await link.ask(data)
+        data, server = self.commands.of(step), self.routes.only or self.routes.guess(step.key)
+        if server is not None and (link := self._store.lines().links.get(server)):
+            try:
+                reply = await link.ask(data)
+            except StoreUnavailable:
+                self.routes.forget()
+                raise
             if type(reply) is not ReplyError:
                 return understood(step, reply)
         return (await self._deliver((step,), (data,)))[0]
