@@ -201,7 +201,9 @@ def _pair(case: Case, results: list[Result]) -> None:
             continue
         result.baseline = row.baseline
         result.ratios = [
-            raw / value for raw, value in zip(baseline.values, result.values, strict=False) if value > 0
+            raw / value
+            for raw, value in zip(baseline.values, result.values, strict=False)
+            if raw > 0 and value > 0
         ]
     for row, result in zip(case.rows, results, strict=True):
         if row.floor_from is not None:
