@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from http.client import HTTPConnection
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -124,9 +125,10 @@ class Site:
         else:
             connection.putheader("Content-Length", str(len(body) if length is None else length))
         connection.endheaders()
-        for chunk in chunks or ():
-            connection.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        connection.send(body if chunks is None else b"0\r\n\r\n")
+        with suppress(ConnectionError):  # a server may have answered, and closed, before it has read everything
+            for chunk in chunks or ():
+                connection.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            connection.send(body if chunks is None else b"0\r\n\r\n")
         return Pending(connection)
 
     def send(
