@@ -39,7 +39,7 @@ class Identity:
         scope: str | Callable[..., str],
         operation: str,
         version: str | int,
-        ignore: tuple[str, ...],
+        ignore: tuple[str, ...] | str,
     ) -> None:
         self.function, self.key, self.scope, self.operation, self.ignore = (
             function,
