@@ -422,6 +422,29 @@ def test_being_watched_changes_no_answer(store: RedisStore, colour: str) -> None
     assert in_colour(colour, store, lambda verbs: verbs.get("k")).result == b"it happened"
 
 
+@COLOURS
+@pytest.mark.parametrize("forbidden", ["-subscribe", "-unsubscribe", "-publish", "resetchannels"])
+def test_who_may_not_be_told_looks_by_itself(start_server: StartServer, colour: str, forbidden: str) -> None:
+    """A user without the right to listen is no worse off, and no reply reaches the wrong caller."""
+    server = start_server("valkey")
+    with clients(server.url) as (client,):
+        client.execute_command("ACL", "SETUSER", "a", "on", ">p", "~*", "&*", "+@all", forbidden)
+
+    async def watch_and_go_on(verbs: Store) -> list[object]:
+        held = (await verbs.claim(claim_of("k"))).record
+        assert held is not None
+        told = [await verbs.watch(held, 0.01) for _ in range(3)]
+        after = (await verbs.claim(claim_of("after"))).record
+        assert await verbs.get("after") == after
+        assert await verbs.complete(ending_of(held)) is Ending.DONE
+        return told
+
+    with RedisStore(f"redis://a:p@127.0.0.1:{server.port}") as store:
+        told = in_colour(colour, store, watch_and_go_on)
+    if forbidden != "-unsubscribe":
+        assert told[1:] == [forbidden == "-publish"] * 2
+
+
 def test_many_watchers_share_a_loops_connection(store: RedisStore, valkey: HasURL, prefix: str) -> None:
     """They wait together on one connection, which others use meanwhile; cancelled ones are not missed."""
     held = [hold(store, f"key {n % 3}") if n < 3 else None for n in range(3)]
@@ -512,6 +535,24 @@ def test_waiting_for_replicas(start_server: StartServer, colour: str) -> None:
         pytest.raises(StoreUnavailable, match="of 2"),
     ):
         in_colour(colour, store, lambda verbs: verbs.claim(claim_of("k")))
+
+
+@COLOURS
+def test_watching_while_replicas_confirm(start_server: StartServer, colour: str) -> None:
+    """Being told and waiting for replicas go together on one connection."""
+    primary = start_server("valkey")
+    start_server("valkey", replicaof=f"127.0.0.1 {primary.port}")
+
+    async def watch_and_go_on(verbs: Store) -> None:
+        held = (await verbs.claim(claim_of("k"))).record
+        assert held is not None
+        for _ in range(3):
+            assert await verbs.watch(held, 0.01) in (True, False)
+            assert await verbs.get("k") == held
+        assert await verbs.complete(ending_of(held)) is Ending.DONE
+
+    with RedisStore(primary.url, durability="wait:1") as store:
+        in_colour(colour, store, watch_and_go_on)
 
 
 def test_tasks_wait_for_replicas_together(start_server: StartServer) -> None:

@@ -24,7 +24,6 @@ from ._redis_wire import (
     PushNotification,
     Requests,
     Target,
-    channel_of,
     check_greeting,
     closed,
     greeting,
@@ -35,6 +34,10 @@ from ._redis_wire import (
 Waiting = asyncio.Future[Any]
 ONE = 0
 """Stands for the number of replies when there is one and it is to come alone, not in a list."""
+TOLD = -1
+"""Stands for the number of replies when there is none, but the server tells that it has done it, unless it refuses."""
+CONFIRMED = -2
+"""Marks the one reply to WAIT."""
 MOST_AT_ONCE = 32
 """Requests in one write: the server works on them while this process still makes the others of a crowd."""
 
@@ -69,37 +72,42 @@ class Link(asyncio.Protocol):
     def ask(self, data: bytes, count: int = ONE) -> Waiting:
         """Have commands sent at the end of this turn of the loop, or when there is enough to send."""
         future = self._loop.create_future()
-        if self._transport is None:
-            future.set_exception(unreachable(self._target, self._address, None))
-            return future
+        self._post(data, future, count)
+        return future
+
+    def _post(self, data: bytes, future: Waiting | None, count: int) -> None:
         outbox = self._outbox
+        if self._transport is None:
+            if future is not None:
+                future.set_exception(unreachable(self._target, self._address, None))
+            return
         if not outbox:
             self._loop.call_soon(self._flush)
         outbox.append((data, future, count))
         if len(outbox) == MOST_AT_ONCE:
             self._flush()
-        return future
 
     async def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
-        """Send a request to be told something on a channel and wait until it is. None from a server that can't tell."""
+        """Send a request to be told something and wait until it is; its reply, or None if the server can't tell."""
         if not self._can_tell:
             return None
         listeners = self._listeners.setdefault(channel, set())
-        end: asyncio.Future[None] = self._loop.create_future()
+        end = self._loop.create_future()
         listeners.add(end)
         timer = self._loop.call_later(seconds, _wake, end)
         try:
-            reply = await self.ask(command(b"SUBSCRIBE", channel) + request)
-            if reply == 1:
+            refusal, reply = await asyncio.gather(
+                self.ask(command(b"SUBSCRIBE", channel), TOLD), self.ask(request)
+            )
+            if reply == 1 and refusal is None:
                 await end
-            return reply
+            return refusal or reply
         finally:
             timer.cancel()
             listeners.discard(end)
             if not listeners:
                 self._listeners.pop(channel, None)
-                if self._transport is not None:
-                    self._transport.write(command(b"UNSUBSCRIBE", channel))
+                self._post(command(b"UNSUBSCRIBE", channel), None, TOLD)
 
     def hang_up(self, error: BaseException | None = None) -> None:
         """End the connection at once, and tell who waits."""
@@ -135,17 +143,19 @@ class Link(asyncio.Protocol):
             self._reader.feed(data)
             while (reply := gets()) is not MORE:
                 if type(reply) is PushNotification:
-                    self._tell(channel_of(reply))
-                    continue
+                    if reply[0] == b"message":
+                        self._tell(reply[1])
+                        continue
+                    reply = None  # it was told that a wish to be told, or not, was heard
                 future, count, _ = sent[0]
-                if count != ONE:
+                if count > ONE:
                     self._replies.append(reply)
                     if len(self._replies) < count:
                         continue
                     reply, self._replies = self._replies, []
                 sent.popleft()
                 if self._wait:
-                    self._hold_back(future, reply)
+                    self._hold_back(future, count, reply)
                 elif future is not None and not future.done():
                     future.set_result(reply)
         except ProtocolError as error:
@@ -157,7 +167,7 @@ class Link(asyncio.Protocol):
         if not outbox or transport is None:
             return
         if self._wait:
-            outbox.append((self._wait, None, ONE))
+            outbox.append((self._wait, None, CONFIRMED))
         self._outbox = []
         now = self._loop.time()
         self._sent.extend([(future, count, now) for _, future, count in outbox])
@@ -180,10 +190,11 @@ class Link(asyncio.Protocol):
         for listener in self._listeners.get(channel, ()):
             _wake(listener)
 
-    def _hold_back(self, future: Waiting | None, reply: Any) -> None:
+    def _hold_back(self, future: Waiting | None, count: int, reply: Any) -> None:
         """Replies count when replicas have what was written, which the reply to WAIT tells for all before it."""
         if future is not None:
             self._unconfirmed.append((future, reply))
+        if count != CONFIRMED:
             return
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         for waiting, answer in unconfirmed:

@@ -201,12 +201,6 @@ def new_reader() -> Reader:
     return Reader(notEnoughData=MORE)
 
 
-def channel_of(told: PushNotification) -> bytes:
-    """The channel on which a server has told something unasked; none if it was something else."""
-    kind, channel, _ = told
-    return channel if kind == b"message" else b""
-
-
 # Blocking callers
 
 
@@ -217,6 +211,8 @@ class Wire:
         self._timeout = target.timeout
         self._reader = new_reader()
         self._told: set[bytes] = set()
+        self._unconfirmed = 0
+        self._refusals: list[ReplyError] = []
         self._socket = socket.create_connection(address, target.timeout)
         self.used = False
         try:
@@ -243,20 +239,31 @@ class Wire:
             reply = gets()
             if reply is MORE:
                 self._receive()
-            elif type(reply) is PushNotification:
-                self._told.add(channel_of(reply))
+            elif type(reply) is PushNotification or self._unconfirmed:
+                self._hear(reply)
             else:
                 replies.append(reply)
         return replies
 
-    def listen(self, channel: bytes, seconds: float) -> None:
-        """Wait, at most so long, until something is told on a channel."""
+    def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
+        """Send a request to be told something on a channel and wait until it is; the reply to the request."""
+        self._refusals.clear()
+        self.write(command(b"SUBSCRIBE", channel) + request)
+        self._unconfirmed += 1
+        (reply,) = self.read(1)
+        if reply == 1 and not self._refusals:
+            self._listen(channel, seconds)
+        self.write(command(b"UNSUBSCRIBE", channel))
+        self._unconfirmed += 1
+        return self._refusals[0] if self._refusals else reply
+
+    def _listen(self, channel: bytes, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         try:
             while channel not in self._told:
                 reply = self._reader.gets()
                 if reply is not MORE:
-                    self._told.add(channel_of(reply))
+                    self._hear(reply)
                     continue
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
                 self._receive()
@@ -265,6 +272,15 @@ class Wire:
         finally:
             self._told.clear()
             self._socket.settimeout(self._timeout)
+
+    def _hear(self, reply: Any) -> None:
+        """What is told, or the confirmation of a wish to be told or not: it is told too, but a refusal is a reply."""
+        if type(reply) is PushNotification and reply[0] == b"message":
+            self._told.add(reply[1])
+            return
+        self._unconfirmed -= 1
+        if isinstance(reply, ReplyError):
+            self._refusals.append(reply)
 
     def close(self) -> None:
         """Hang up, without a word."""
@@ -316,17 +332,10 @@ class Pool:
         return answers
 
     def watch(self, address: Address, channel: bytes, request: bytes, seconds: float) -> Any:
-        """Send a request to be told something on a channel and wait until it is. None from a server that can't tell."""
+        """Send a request to be told something and wait until it is; its reply, or None if the server can't tell."""
         wire = self._lend(address)
         try:
-            if not wire.can_tell:
-                reply = None
-            else:
-                wire.write(command(b"SUBSCRIBE", channel) + request)
-                (reply,) = wire.read(1)
-                if reply == 1:
-                    wire.listen(channel, seconds)
-                wire.write(command(b"UNSUBSCRIBE", channel))
+            reply = wire.watch(channel, request, seconds) if wire.can_tell else None
         except (OSError, ProtocolError) as error:
             wire.close()
             raise unreachable(self._target, address, error) from error

@@ -4,7 +4,8 @@ The protocol decides here, in Python; a server knows only the five steps (``lua`
 has expired by itself; what must not be forgotten has no expiry. What an answer survives is up to the server: with
 ``appendonly yes`` it remembers all but the last second across a crash, with ``appendfsync always`` everything; a
 replica that is promoted may lack the last writes, unless ``durability="wait:1"`` waited for it. A server that evicts
-keys is refused.
+keys is refused. Leases, expiry and fences go by the clock of the server that has the key: servers that may take one
+another's place have to agree on the time, to within what is kept.
 
 ``_redis_records`` says how records and steps look to a server, ``_redis_routes`` which server has them, and
 ``_redis_wire`` and ``_redis_loop`` speak to servers, for blocking callers and for event loops.
