@@ -24,7 +24,7 @@ class LoopWire(Wire):
         self._home = home
         self._waiter: asyncio.Future[list[Answer]] | None = None
         self._deadline = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timed = False
         asyncio.get_running_loop().add_reader(self.socket, self._readable)
 
     def ask(self, calls: Sequence[Encoded], together: bool, seconds: float) -> asyncio.Future[list[Answer]]:
@@ -39,8 +39,9 @@ class LoopWire(Wire):
             raise
         self._waiter = waiter
         self._deadline = loop.time() + seconds
-        if self._timer is None:
-            self._timer = loop.call_at(self._deadline, self._look_at_the_clock)
+        if not self._timed:
+            self._timed = True
+            loop.call_at(self._deadline, self._look_at_the_clock)
         return waiter
 
     def _readable(self) -> None:
@@ -67,14 +68,12 @@ class LoopWire(Wire):
 
     def _look_at_the_clock(self) -> None:
         """One timer for many answers: it looks again when the latest of them is due."""
-        self._timer = None
         loop = asyncio.get_running_loop()
-        if self._waiter is None:
-            return
-        if loop.time() >= self._deadline:
+        self._timed = self._waiter is not None and loop.time() < self._deadline
+        if self._timed:
+            loop.call_at(self._deadline, self._look_at_the_clock)
+        elif self._waiter is not None:
             self.fail(TimedOut("no answer in time"))
-        else:
-            self._timer = loop.call_at(self._deadline, self._look_at_the_clock)
 
     def fail(self, error: Lost) -> None:
         """Hang up, and tell who waits."""

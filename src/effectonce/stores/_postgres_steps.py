@@ -137,7 +137,10 @@ class Group(NamedTuple):
         answers = [self.kind.without_row] * len(keys)
         for row in rows:
             number = row[0] - 1
-            answers[number] = reply_to(keys[number], row)
+            try:
+                answers[number] = reply_to(keys[number], row)
+            except StoreMismatch as error:
+                answers[number] = error
         for places, reply in zip(self.places, answers, strict=True):
             replies[places[0]] = reply
             for place in places[1:]:

@@ -112,13 +112,12 @@ class Table:
 
     def pass_over(self, rows: int) -> Call:
         """A purge of the pages before the hand."""
-        return Call(self.sql.one["purge"], (self._hand, self._hand + ceil(rows / ROWS_IN_A_PAGE), rows))
+        return Call(self.sql.one["purge"], (self._hand, ceil(rows / ROWS_IN_A_PAGE), rows))
 
-    def passed(self, call: Call, row: Row) -> bool:
-        """Move the hand on; False if it was not in the table at all."""
-        (first, after, rows), (gone, pages) = call.values, row
-        if first >= pages:
-            self._hand = first % pages if pages else 0
-        elif gone < rows:
-            self._hand = after if after < pages else 0
-        return bool(first < pages or not pages)
+    def passed(self, call: Call, row: Row) -> int:
+        """Move the hand on, unless there is more to forget where it is; how much was forgotten."""
+        (_, passed, rows), (gone, hand, pages) = call.values, row
+        if gone < rows:
+            hand += passed
+        self._hand = hand if hand < pages else 0
+        return int(gone)

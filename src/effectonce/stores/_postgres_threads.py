@@ -36,6 +36,13 @@ class ThreadWire(Wire):
             self.then = None
         return self._answers_in(seconds, all_sent=self.send(calls, together))
 
+    def is_free(self) -> bool:
+        """Whether there is nothing more to come; what nobody waited for is taken in."""
+        if self.then is not None and (answers := self.receive()) is not None:
+            self.then(answers)
+            self.then = None
+        return self.then is None
+
     def ask_one(self, statement: Statement, values: list[bytes | None], seconds: float) -> Answer:
         """The same for one statement. What nearly always happens is written out, since every call pays for it."""
         if statement not in self._prepared or self.then is not None:
@@ -130,7 +137,7 @@ class ThreadWires:
             return
         try:
             wire = wire or self._open()
-            if wire.then is None:
+            if wire.is_free():
                 wire.send([(statement, statement.encoded(values)) for statement, values in calls], False)
                 wire.then = then
             self._stack.insert(0, wire)

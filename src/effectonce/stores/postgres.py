@@ -178,12 +178,9 @@ class _Verbs(SteppingStore):
 
     async def purge(self, limit: int = 256) -> int:
         """Let the hand pass over some pages and forget at most ``limit`` expired records there."""
-        gone, in_table = 0, limit < 1
-        while not in_table:
-            call = self._table.pass_over(limit)
-            ((row,),) = self._rows(await self.run([call]))
-            gone, in_table = row[0], self._table.passed(call, row)
-        return gone
+        call = self._table.pass_over(max(limit, 0))
+        ((row,),) = self._rows(await self.run([call]))
+        return self._table.passed(call, row)
 
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
         """Records in key order. Keys are not indexed as such: each page is a way through the whole table."""
@@ -477,12 +474,15 @@ class _OnLoops(_Verbs):
     def purge_aside(self) -> None:
         """Let the hand pass some rows in a task of its own."""
         here = self.here()
-        if here.purge is None or here.purge.done():
-            here.purge = asyncio.get_running_loop().create_task(self._purge_quietly())
+        if here.purge is None:
+            here.purge = asyncio.get_running_loop().create_task(self._purge_quietly(here))
 
-    async def _purge_quietly(self) -> None:
-        with suppress(EffectOnceError):  # nobody asked for it
-            await self.purge(PURGE_ROWS)
+    async def _purge_quietly(self, here: _Loop) -> None:
+        try:
+            with suppress(EffectOnceError):  # nobody asked for it
+                await self.purge(PURGE_ROWS)
+        finally:
+            here.purge = None
 
     def close(self) -> None:
         """Close the connections of every loop."""

@@ -107,18 +107,20 @@ SELECT id::text FROM {table} WHERE id = $1::uuid AND fence = $2::bigint AND stat
 -- The hand passes some pages of the table and forgets what has expired there: never a doubt (4), nor an attempt that may
 -- be made only once (8 + 1). Whoever is at a record just now keeps it.
 -- name: purge
-WITH clock AS MATERIALIZED (
-    SELECT date_part('epoch', clock_timestamp()) AS now
+WITH span AS MATERIALIZED (
+    SELECT $1::bigint % greatest(pages, 1) AS hand, pages, date_part('epoch', clock_timestamp()) AS now
+    FROM (SELECT pg_relation_size('{table}') / current_setting('block_size')::bigint AS pages) AS size
 ), gone AS (
     DELETE FROM {table} WHERE ctid = ANY (ARRAY (
         SELECT record.ctid FROM {table} AS record
-        WHERE record.ctid >= format('(%s,0)', $1::bigint)::tid AND record.ctid < format('(%s,0)', $2::bigint)::tid
-          AND expires_at <= (SELECT now FROM clock) AND state & 7 <> 4 AND state & 15 <> 9
+        WHERE record.ctid >= (SELECT format('(%s,0)', hand)::tid FROM span)
+          AND record.ctid < (SELECT format('(%s,0)', hand + $2::bigint)::tid FROM span)
+          AND expires_at <= (SELECT now FROM span) AND state & 7 <> 4 AND state & 15 <> 9
         LIMIT $3::bigint FOR UPDATE SKIP LOCKED
     ))
     RETURNING 1
 )
-SELECT count(*), pg_relation_size('{table}') / current_setting('block_size')::bigint FROM gone;
+SELECT (SELECT count(*) FROM gone), hand, pages FROM span;
 
 -- Some questions are for everything: for them the table may be read from its first page to its last.
 -- name: may_read_all
