@@ -173,7 +173,7 @@ def test_a_server_that_hangs(place: Place, colour: str) -> None:
     """No answer within the time-out is StoreUnavailable, not a hang; when it answers again, so does the store."""
     with ExitStack() as stack:
         proxy = stack.enter_context(FaultProxy(place.admin_url))
-        store = stack.enter_context(place.store(proxy.url, timeout=0.3))
+        store = stack.enter_context(place.store(proxy.url, timeout=1.5))
         runner = stack.enter_context(asyncio.Runner())
         verbs = store if colour == "blocking" else store.for_asyncio()
         drive: Callable[..., Any] = run if colour == "blocking" else runner.run
@@ -183,7 +183,7 @@ def test_a_server_that_hangs(place: Place, colour: str) -> None:
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match="too long"):
                 drive(verbs.claim(claim_of("during")))
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 10
         proxy.heal()
         assert drive(verbs.claim(claim_of("after"))).verdict is Verdict.CLAIMED
 
@@ -203,14 +203,14 @@ def test_a_hung_server_does_not_hold_up_the_loop(place: Place) -> None:
         assert all(isinstance(claim.exception(), StoreUnavailable) for claim in claims)
         return turns
 
-    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, timeout=0.3) as store:
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, timeout=1.5) as store:
         assert asyncio.run(wait_and_count()) > 20
 
 
 def test_a_frozen_server(start_server: Callable[..., Server]) -> None:
     """SIGSTOP: unavailable while it lasts, at work again afterwards, and a late command harms nothing."""
     server = start_server("mariadb")
-    with open_store(f"{server.url}?timeout=0.3") as store:
+    with open_store(f"{server.url}?timeout=1.5") as store:
         decision = run(store.claim(claim_of("k")))
         server.pause()
         with pytest.raises(StoreUnavailable):
@@ -405,7 +405,7 @@ def test_a_server_without_room_for_another_connection(start_server: Callable[...
 
 
 def test_a_statement_that_is_stopped(place: Place) -> None:
-    """KILL QUERY in the middle of a wait: nothing was done, the caller hears of it, the next command is done."""
+    """KILL QUERY in the middle of a wait: nothing was done. It is asked for once more; then its caller hears of it."""
     with (
         place.store() as store,
         place.session() as holder,
@@ -414,10 +414,12 @@ def test_a_statement_that_is_stopped(place: Place) -> None:
     ):
         decision = run(store.claim(claim_of("k")))
         lock(holder, place.table, "k")
+        waits = killer.status("Innodb_row_lock_waits")
         ending = pool.submit(lambda: run(store.complete(ending_of(decision))))
-        wait_until(lambda: is_waiting(killer))
-        for id in place.connections():
-            killer(f"KILL QUERY {id}")
+        for kill in (1, 2):
+            wait_until(lambda kill=kill: killer.status("Innodb_row_lock_waits") >= waits + kill)
+            for id in place.connections():
+                killer(f"KILL QUERY {id}")
         with pytest.raises(StoreUnavailable, match="interrupted"):
             ending.result()
         holder("ROLLBACK")

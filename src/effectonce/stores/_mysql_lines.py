@@ -126,9 +126,13 @@ class ThreadLine:
         self._read: Callable[[int], bytes] = self._connection._rfile.read
 
     async def ask(self, said: list[str]) -> list[Result]:
+        return self.ask_now(";".join(said))
+
+    def ask_now(self, text: str) -> list[Result]:
+        """The same, without a coroutine."""
         results: list[Result] = []
         try:
-            self._send(";".join(said).encode())
+            self._send(text.encode())
             while self._take(results) & MORE_RESULTS:
                 pass
         except self._errors as error:
@@ -302,6 +306,26 @@ class Lines:
         self._most = most
         self._idle: list[Line] = []
 
+    def ask_at_once(self, statement: str) -> Result | None:
+        """Have one statement done on a thread's line to a MariaDB; None if none is open, or something is in the way.
+
+        It can be said again then, in a talk. This is for what is said all the time: a talk costs as much as PyMySQL.
+        """
+        line = self._idle[-1] if self._idle else None
+        if not isinstance(line, ThreadLine) or not line.server.is_mariadb:
+            return None
+        try:
+            return line.ask_now(statement)[0]
+        except Refusal:
+            return None
+        except BaseException as error:
+            self.hang_up()
+            if isinstance(error, TimedOut):
+                raise self._unanswered(error) from error
+            if not isinstance(error, Lost):
+                raise
+            return None
+
     async def carry(self, begin: Callable[[Server], Talk[T]]) -> T:
         """Have a talk. If a line broke while nobody used it, the talk is begun anew on another."""
         line = self._idle.pop() if self._idle else None
@@ -315,9 +339,7 @@ class Lines:
             if not isinstance(error, Lost):
                 raise
             if is_new or isinstance(error, TimedOut):
-                raise StoreUnavailable(
-                    f"{self._address.shown} gave no answer: {error}. Try again; asking twice does no harm."
-                ) from error
+                raise self._unanswered(error) from error
         else:
             if len(self._idle) < self._most:
                 self._idle.append(line)
@@ -331,6 +353,11 @@ class Lines:
         """Close what is not in use."""
         while self._idle:
             self._idle.pop().close()
+
+    def _unanswered(self, error: Lost) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._address.shown} gave no answer: {error}. Try again; asking twice does no harm."
+        )
 
     async def _open(self) -> Line:
         try:

@@ -93,6 +93,23 @@ class Stepper:
             replies += yield from self._insist(server, (step,), 1)
         return replies
 
+    # A usual step, alone, to a MariaDB. Every call pays for each line that it goes through, so these are few.
+
+    def at_once(self, step: Step) -> str | None:
+        """The one statement that a step takes as a rule; None if there is more to say."""
+        if type(step) is Add and not self._hand.is_due:
+            return f"EXECUTE effectonce_add_one USING {','.join(_new(step.claim))}"
+        if type(step) in (End, Hold) and not self._hand.has_found:
+            name, *values = _change(step)
+            return f"EXECUTE effectonce_{name} USING {','.join(values)}"
+        return None
+
+    def reply(self, step: Step, result: Result) -> Any:
+        """What such a statement came to; None if that is not what it is as a rule."""
+        if type(step) is Add:
+            return self._hand.reply(step.claim, *read_record(result.rows[0]))
+        return DONE if result.changed else None
+
     def purge(self, rows: int) -> Talk[int]:
         """Pass so many rows and forget what has expired there."""
         if rows < 1:
@@ -117,16 +134,32 @@ class Hand:
         self._place: bytes | None = None
         self._expired: list[tuple[float, list[bytes]]] = []
 
-    def count(self, claim: Claim, now: float) -> None:
-        """Hear of a new key, and of the time."""
+    def reply(self, claim: Claim, now: int, record: Record) -> Added | Found:
+        """The reply to a claim by what is there then. New keys are counted.
+
+        A record is new if it is this claim's own, and as old as the statement that would have added it.
+        """
+        if record.owner != claim.owner or record.fence != now:
+            return Found(record, now / 1e6)
         self._new += 1
-        self._now = now
+        self._now = now / 1e6
         if self._place is None:
             self._place = name_of(claim.key)
+        return Added(now, self._now)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to look for what has expired: after some new keys, unless something is to be forgotten first."""
+        return self._new >= PURGE_EVERY and not self._expired
+
+    @property
+    def has_found(self) -> bool:
+        """Whether there is something to be forgotten."""
+        return bool(self._expired)
 
     def look_when_due(self) -> Packet:
-        """Look for what has expired, after some new keys, unless there is something to be forgotten first."""
-        if self._new < PURGE_EVERY or self._expired:
+        """Look for what has expired."""
+        if not self.is_due:
             return []
         self._new = 0
         return self.look(PURGE_EVERY * PURGE_SHARE, self._now)
@@ -260,18 +293,11 @@ class _Exchange:
     # What is heard
 
     def _hear_adds(self, adds: list[int], result: Result) -> None:
-        """A record is new if it is this claim's own, and as old as the statement that would have added it."""
         there = {record.key: (now, record) for now, record in map(read_record, result.rows)}
         for number in adds:
             claim = self._claim(number)
-            if claim.key not in there:
-                continue
-            now, record = there[claim.key]
-            if record.owner == claim.owner and record.fence == now:
-                self._replies[number] = Added(now, now / 1e6)
-                self._hand.count(claim, now / 1e6)
-            else:
-                self._replies[number] = Found(record, now / 1e6)
+            if claim.key in there:
+                self._replies[number] = self._hand.reply(claim, *there[claim.key])
 
     def _hear_change(self, number: int, result: Result) -> None:
         if type(self._steps[number]) is Swap:

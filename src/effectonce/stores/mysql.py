@@ -19,13 +19,14 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from .._fork import tell_of_forks
-from .._records import Record, State
-from ..errors import StoreUnavailable, UsageError
+from .._protocol import decide_claim
+from .._records import Claim, Completion, Decision, Ending, Record, State
+from ..errors import EffectOnceError, StoreUnavailable, UsageError
 from ._group import Group
 from ._mysql_lines import Address, Line, Lines, driver, open_loop_line, open_thread_line
 from ._mysql_sql import Language, Refusal, Server, Talk
 from ._mysql_steps import Stepper
-from ._steps import Step, SteppingStore
+from ._steps import DONE, Add, Added, End, Step, SteppingStore
 from ._turns import Turns
 from ._urls import shown
 from .base import Features, Store, StoreStats
@@ -55,6 +56,26 @@ class _Verbs(SteppingStore):
     async def ask_alone(self, begin: Begin[T], introduction: Callable[[], Talk[Server]]) -> T:
         """Have a talk that may take long, on a line of its own."""
         raise NotImplementedError
+
+    async def claim(self, claim: Claim) -> Decision:
+        """Decide one claim. The usual answers are found here, because every call pays for a conversation."""
+        if claim.may_create:
+            (reply,) = await self.send((Add(claim),))
+            if type(reply) is Added:
+                return decide_claim(None, claim, reply.now, reply.fence - 1)
+            record, now = reply
+            decision = decide_claim(record, claim, now, 0)
+            if decision.record is record:
+                return decision
+        return await super().claim(claim)
+
+    async def complete(self, completion: Completion) -> Ending:
+        """End a claim. The usual answer is found here."""
+        if completion.owner and completion.began:
+            (reply,) = await self.send((End(completion),))
+            if reply is DONE:
+                return Ending.DONE
+        return await super().complete(completion)
 
     async def purge(self, limit: int = 256) -> int:
         """Move the hand over ``limit`` rows and forget the expired ones."""
@@ -166,7 +187,8 @@ class MySQLStore(_Verbs):
         for lane in self._lanes:
             if not lane.is_busy():
                 with lane.group.lead:
-                    return _unless_failed(await lane.execute(steps))
+                    reply = lane.at_once(steps[0]) if len(steps) == 1 else None
+                    return [reply] if reply is not None else _unless_failed(await lane.execute(steps))
         return _unless_failed(min(self._lanes, key=_Lane.crowd).submit(steps))
 
     async def ask(self, begin: Begin[T]) -> T:
@@ -273,6 +295,15 @@ class _Lane:
             return self.group.submit(list(steps))
         finally:
             self._waiting -= 1
+
+    def at_once(self, step: Step) -> Any:
+        """Have a usual step done; None if it is not as usual. Only who has the lead comes here."""
+        try:
+            statement = self._store.stepper.at_once(step)
+        except (EffectOnceError, UnicodeEncodeError):
+            return None
+        result = None if statement is None else self.lines.ask_at_once(statement)
+        return None if result is None else self._store.stepper.reply(step, result)
 
     async def execute(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done. Only who has the lead comes here."""
