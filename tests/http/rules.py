@@ -310,9 +310,9 @@ class HttpRules:
         key = site.new()
         site.world.hold(key)
         running = site.begin_post("/lease/pay", key)
-        site.world.wait_for(f"renewed {key}", 4)  # a third of a lease each
+        site.world.wait_for(f"renewed {key}", 3)  # after a third of the lease each
         waiting = site.begin_post("/lease/pay", key)
-        site.world.wait_for(f"renewed {key}", 5)
+        site.world.wait_for(f"renewed {key}", 4)
         site.world.let_go(key)
         assert (running.reply().status, waiting.reply().replayed, site.world.count(key)) == (201, True, 1)
 
@@ -459,11 +459,11 @@ class HttpRules:
         key = site.new()
         site.world.break_store("complete")
         try:
-            first = site.post("/lease/pay", key)
+            first = site.post("/late/pay", key)
         finally:
             site.world.mend_store()
         assert (first.status, first.code) == (503, "store-unavailable")
-        second = site.post("/lease/pay", key)
+        second = site.post("/late/pay", key)
         assert (second.status, second.replayed, site.world.count(key)) == (201, True, 1)
 
     # 10. Clients that go away
@@ -628,4 +628,4 @@ class HttpRules:
             assert "sqlite" not in reply.body.decode() and key not in reply.body.decode()
 
 
-assert LEASE_SECONDS < 1  # the tests of leases wait for some of them
+assert LEASE_SECONDS <= 1  # the tests of leases wait for some of them

@@ -125,7 +125,7 @@ class Site:
         else:
             connection.putheader("Content-Length", str(len(body) if length is None else length))
         connection.endheaders()
-        with suppress(ConnectionError):  # a server may have answered, and closed, before it has read everything
+        with suppress(ConnectionError):  # a server may answer, and close, before it has read all
             for chunk in chunks or ():
                 connection.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             connection.send(body if chunks is None else b"0\r\n\r\n")

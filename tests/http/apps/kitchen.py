@@ -25,7 +25,7 @@ PIECES, PIECE_SIZE = 20, 1000
 HUGE = 3 << 19
 """1.5 MiB: more than is remembered."""
 SMALL_REQUEST, SMALL_RESPONSE = 100_000, 10_000
-LEASE_SECONDS = 0.5
+LEASE_SECONDS = 1.0
 
 
 class NoAnswer(Exception):
@@ -197,6 +197,7 @@ ROUTES = [
     Route("/early/**", busy=425),
     Route("/accepted/**", busy=202),
     Route("/lease/**", busy="wait", policy=Policy(lease=LEASE_SECONDS)),
+    Route("/late/**", busy="wait", policy=Policy(lease=2 * LEASE_SECONDS)),
     Route("/once/**", busy="wait", policy=Policy(lease=LEASE_SECONDS, on_crash="in_doubt")),
     Route("/remember/**", on_server_error="remember"),
     Route("/doubt/**", on_server_error="in_doubt"),
