@@ -88,6 +88,27 @@ def test_a_url_with_a_mistake_is_refused(url: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"url": None},
+        {"url": 6379},
+        {"prefix": None},
+        {"prefix": b"eo:"},
+        {"timeout": "5"},
+        {"timeout": None},
+        {"timeout": float("inf")},
+        {"durability": 1},
+        {"durability": None},
+        {"eviction": True},
+    ],
+)
+def test_a_wrong_argument_is_refused(choices: dict[str, Any]) -> None:
+    """What makes no sense is told where it is said."""
+    with pytest.raises(UsageError):
+        RedisStore(**choices)
+
+
 def test_a_url_says_everything(start_server: StartServer) -> None:
     """User, password, database and options are taken from it, percent-escaped where they have to be."""
     server = start_server("valkey")

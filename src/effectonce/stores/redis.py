@@ -257,15 +257,15 @@ class RedisStore(_Verbs):
         ca: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        replicas = re.fullmatch(r"wait:([1-9]\d?)", durability)
+        replicas = re.fullmatch(r"wait:([1-9]\d?)", str(durability))
         if replicas is None and durability != "server":
             raise UsageError(f'durability={durability!r} must be "server" or "wait:1", "wait:2" …')
         if eviction not in ("refuse", "accept"):
             raise UsageError(f'eviction={eviction!r} must be "refuse" or "accept".')
-        if not 0 < timeout <= 3600:
-            raise UsageError(
-                f"timeout={timeout!r} must be more than nothing and at most an hour, in seconds."
-            )
+        if type(timeout) not in (int, float) or not 0 < timeout <= 3600:
+            raise UsageError(f"timeout={timeout!r} must be seconds, more than none and at most an hour.")
+        if not isinstance(url, str) or not isinstance(prefix, str):
+            raise UsageError(f"url and prefix={prefix!r} must be strings.")
         self._target = replace(
             parsed(url, ca, tls),
             timeout=timeout,
@@ -285,8 +285,12 @@ class RedisStore(_Verbs):
         Options: ``?prefix=eo:&timeout=5&durability=wait:1&eviction=accept&ca=/etc/ssl/redis.pem``. ``valkey://`` means
         the same as ``redis://``.
         """
-        known: dict[str, Any] = dict.fromkeys(("prefix", "durability", "eviction", "ca"), str) | {
-            "timeout": float
+        known: dict[str, Any] = {
+            "prefix": str,
+            "timeout": float,
+            "durability": str,
+            "eviction": str,
+            "ca": str,
         }
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
