@@ -264,7 +264,7 @@ class RedisStore(_Verbs):
             raise UsageError(f'eviction={eviction!r} must be "refuse" or "accept".')
         if type(timeout) not in (int, float) or not 0 < timeout <= 3600:
             raise UsageError(f"timeout={timeout!r} must be seconds, more than none and at most an hour.")
-        if not isinstance(url, str) or not isinstance(prefix, str):
+        if not all(isinstance(text, str) for text in (url, prefix)):
             raise UsageError(f"url and prefix={prefix!r} must be strings.")
         self._target = replace(
             parsed(url, ca, tls),
