@@ -69,6 +69,7 @@ class Asyncio:
             raise
         finally:
             running = False
+            attempt.when_lost(_nobody)  # else attempt, task and context would hold on to each other
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:
         """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
@@ -96,6 +97,10 @@ class Asyncio:
                 for task in tasks:
                     task.cancel()
         return [None if task.cancelled() else task.result() for task in tasks], interrupted
+
+
+def _nobody() -> None:
+    """Hears that a lease was lost when nothing is left to be cancelled."""
 
 
 def _on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -201,11 +201,18 @@ class Flow:
         """Record a result, then give it. ``trouble`` is what a first try met."""
         if isinstance(attempt, Unprotected):
             return self.unrecorded(attempt, value)
+        attempt.ending = True
         completion = answers.completion_of(call, attempt, value)
-        try:
-            ending = await self._end(colour, attempt, completion, trouble)
-        except StoreError as unanswered:
-            return self.store_error(call, unanswered)
+        if trouble is None:
+            try:
+                ending = await colour.store.complete(completion)
+            except colour.trouble as error:
+                trouble = error
+        if trouble is not None:
+            try:
+                ending = await self._end(colour, attempt, completion, trouble)
+            except StoreError as unanswered:
+                return self.store_error(call, unanswered)
         if ending is FENCED:
             return await self.overtaken(colour, call, attempt)
         return self.recorded(call, attempt, completion, value)
