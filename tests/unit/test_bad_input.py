@@ -18,6 +18,7 @@ from tests.unit.receiving import Counted, must_not_run
 from effectonce import EffectOnceError, Message, Policy, Receiver
 from effectonce.errors import ColourMismatch, InvalidKey, StoreError, StoreMismatch, Unencodable, UsageError
 from effectonce.stores import open_store
+from effectonce.stores._urls import shown
 
 EVENT = Message("e-1")
 
@@ -346,3 +347,18 @@ def test_what_is_ignored_is_a_tuple(memory: Receiver) -> None:
     """A text would be taken for its letters."""
     with pytest.raises(UsageError, match="tuple"):
         memory.idempotent(ignore="session")(lambda session: None)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://user:pa?ss@host/0?timeout=5", "redis://…@host/0?timeout=…"),
+        ("postgresql://u:p/a@s@host/db", "postgresql://…@host/db"),
+        ("mysql://host/db?password=secret&table=t", "mysql://host/db?password=…&table=…"),
+        ("secret@nowhere", "…@nowhere"),
+        ("sqlite:///effects.db", "sqlite:///effects.db"),
+    ],
+)
+def test_a_url_is_shown_without_secrets(url: str, message: str) -> None:
+    """Whatever a password is made of."""
+    assert shown(url) == message

@@ -6,9 +6,12 @@ import re
 
 
 def shown(url: str) -> str:
-    """A URL without what stands before an ``@`` and without the values of its query."""
-    plain, question, query = url.partition("?")
-    scheme = plain.partition("://")[0] + "://" if "://" in plain else ""
-    if "@" in plain:
-        plain = f"{scheme}…@{plain.rpartition('@')[2]}"
-    return plain + question + re.sub(r"=[^&]*", "=…", query)
+    """A URL without what stands before an ``@`` and without the values of its query.
+
+    A password may have any character, escaped or not: everything up to the last ``@`` is taken for one.
+    """
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    login, at, place = rest.rpartition("@")
+    plain, question, query = place.partition("?")
+    hidden = "…@" if at or login else ""
+    return scheme + separator + hidden + plain + question + re.sub(r"=[^&]*", "=…", query)
