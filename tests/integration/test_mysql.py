@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -363,6 +365,56 @@ def test_results_beyond_sixteen_megabytes(start_server: Callable[..., Server]) -
             filler = claim_of(f"size {size}")
             run(store.complete(ending_of(run(store.claim(filler)), large[:size])))
             assert run(store.get(filler.key)).result == large[:size]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that nobody has signed, and its key beside it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    made = tmp_path / "server.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "server.key"), "-out", str(made)]
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
+        check=True,
+        capture_output=True,
+    )
+    return made
+
+
+def test_encrypted_connections(
+    start_server: Callable[..., Server], certificate: Path, colour: tuple[Callable[[Store], Store], Run]
+) -> None:
+    """tls=yes speaks to anybody, tls=verify only to whom the authority knows; a server without is refused."""
+    verbs, drive = colour
+    server = start_server("mariadb", ssl_cert=certificate, ssl_key=certificate.with_suffix(".key"))
+    with Session(server.url) as session:
+        session("CREATE USER private IDENTIFIED BY 'secret' REQUIRE SSL")
+        session("GRANT ALL ON effectonce.* TO private")
+    url = server.url.replace("effectonce:secret@", "private:secret@")
+    with open_store(url) as store, pytest.raises(StoreUnavailable, match="not open to us"):
+        drive(verbs(store).claim(claim_of("a")))
+    for number, options in enumerate(("tls=yes", f"tls=verify&tls_ca={certificate}")):
+        with open_store(f"{url}?{options}") as store:
+            decision = drive(verbs(store).claim(claim_of(f"key {number}")))
+            assert drive(verbs(store).complete(ending_of(decision, b"x" * 100_000))) is Ending.DONE
+            assert drive(verbs(store).claim(claim_of(f"key {number}"))).record.result == b"x" * 100_000
+    with open_store(f"{url}?tls=verify") as store, pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        drive(verbs(store).claim(claim_of("a")))
+    with (
+        open_store(f"{url}?tls=verify&tls_ca=nowhere.pem") as store,
+        pytest.raises(UsageError, match=r"nowhere\.pem"),
+    ):
+        drive(verbs(store).claim(claim_of("a")))
+
+
+def test_encryption_is_not_given_up(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+    """Where it is asked for and the server has none, nothing is said in the open."""
+    verbs, drive = colour
+    with place.store(tls="yes") as store, pytest.raises(StoreUnavailable, match="SSL"):
+        drive(verbs(store).claim(claim_of()))
 
 
 # Round trips

@@ -24,7 +24,7 @@ from tests.servers.proxy import FaultProxy
 from effectonce import Message, Outcome, Policy, Receiver, StoreUnavailable
 from effectonce._blocking import run
 from effectonce._records import Ending, Renewal, State, Verdict
-from effectonce.stores import open_store
+from effectonce.stores import Store, open_store
 from effectonce.testing.clocks import wait_until
 
 PATIENT = Policy(lease=2.0, keep="1h", wait=20.0)
@@ -350,6 +350,34 @@ def test_batches_in_opposite_orders_do_not_deadlock(place: Place) -> None:
             list(threads.map(work, range(6)))
         assert run(stores[0].stats()).by_state == {"COMPLETED": 30 * 8}
         assert session.status("Innodb_deadlocks") == deadlocks
+
+
+def test_crowds_on_the_same_few_keys(place: Place) -> None:
+    """Processes whose packets add, end and renew the same keys in every mixture get in each other's way, and get on."""
+    keys = [f"key {number}" for number in range(6)]
+    grants: Counter[tuple[str, int]] = Counter()
+
+    async def caller(verbs: Store, number: int) -> None:
+        for turn in range(12):
+            key = keys[(number * 5 + turn) % len(keys)]
+            decision = await verbs.claim(claim_of(key))
+            if decision.verdict is not Verdict.CLAIMED:
+                continue
+            held = granted(decision)
+            grants[key, held.fence] += 1
+            assert await verbs.renew(Renewal(key, held.owner, held.fence, 60.0, 60.0))
+            assert await verbs.release(key, held.owner, held.fence, 60.0) is Ending.DONE
+
+    async def crowd(store: Store) -> None:
+        verbs = store.for_asyncio()
+        await asyncio.gather(*(caller(verbs, number) for number in range(24)))
+
+    with ExitStack() as stack, ThreadPoolExecutor(4) as threads:
+        stores = [stack.enter_context(place.store()) for _ in range(4)]
+        list(threads.map(lambda store: asyncio.run(crowd(store)), stores))
+        assert set(grants.values()) == {1}
+        assert {run(stores[0].get(key)).state for key in keys} == {State.ABSENT}
+        assert sum(run(stores[0].get(key)).attempts for key in keys) == len(grants)
 
 
 # Everybody at once

@@ -21,12 +21,11 @@ T = TypeVar("T")
 
 MULTI_STATEMENTS: Final = 1 << 16
 """The client's word that a packet may hold several statements."""
-FAREWELLS: Final = {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031}
-"""Errors with which a server ends a connection."""
+FAREWELLS: Final = {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1243, 1927, 3169, 4031}
+"""Errors with which a server ends a connection, or says that it has forgotten what it was told on it."""
 TURNED_AWAY: Final = {1044, 1045, 1049, 1130, 1698}
 READ_ONLY: Final = {1290, 1792, 1836}
 """A replica, or a primary that is one no longer: this connection leads to the wrong place."""
-
 
 # MySQL's protocol, as far as it is read here.
 QUERY: Final = b"\0\3"

@@ -99,7 +99,7 @@ class Stepper:
         """The one statement that a step takes as a rule; None if there is more to say."""
         if type(step) is Add and not self._hand.is_due:
             return f"EXECUTE effectonce_add_one USING {','.join(_new(step.claim))}"
-        if type(step) in (End, Hold) and not self._hand.has_found:
+        if type(step) is Hold or (type(step) is End and not self._hand.has_found):
             name, *values = _change(step)
             return f"EXECUTE effectonce_{name} USING {','.join(values)}"
         return None
@@ -223,8 +223,6 @@ class _Exchange:
         yield from self._told(writing + self._reading(reads) + looking)
         if refused := [number for number in (*ends, *holds) if self._replies[number] is REFUSED]:
             yield from self._told(self._reading(refused))
-        if gone := [number for number in adds if self._replies[number] is REFUSED]:
-            yield from self._add_again(gone)
         return self._replies
 
     def _in_order(self) -> Iterable[tuple[int, Step]]:
@@ -274,12 +272,6 @@ class _Exchange:
         places = [_place(self._steps[number].key) for number in reads]
         return [(self._sql["read"] % ",".join(places), partial(self._hear_reads, reads))] if reads else []
 
-    def _add_again(self, adds: list[int]) -> Talk[None]:
-        """Without RETURNING somebody may forget a record between the two statements."""
-        again = _Exchange(self._sql, self._hand, self._server, [self._steps[number] for number in adds])
-        for number, reply in zip(adds, (yield from again.talk()), strict=True):
-            self._replies[number] = reply
-
     def _statement(self, name: str, *values: str) -> str:
         if self._server.is_mariadb and name in PREPARED:
             return f"EXECUTE effectonce_{name} USING {','.join(values)}"
@@ -296,8 +288,7 @@ class _Exchange:
         there = {record.key: (now, record) for now, record in map(read_record, result.rows)}
         for number in adds:
             claim = self._claim(number)
-            if claim.key in there:
-                self._replies[number] = self._hand.reply(claim, *there[claim.key])
+            self._replies[number] = self._hand.reply(claim, *there[claim.key])
 
     def _hear_change(self, number: int, result: Result) -> None:
         if type(self._steps[number]) is Swap:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
@@ -33,7 +34,7 @@ from .base import Features, Store, StoreStats
 
 T = TypeVar("T")
 
-LINES = 4
+LINES = 8
 """Connections of all threads together."""
 LOOP_LINES = 2
 """Connections of an event loop."""
@@ -276,25 +277,26 @@ class _Lane:
 
     def __init__(self, store: MySQLStore) -> None:
         self._store = store
-        self._waiting = 0
+        self._waiting: set[int] = set()
         self.lines = Lines(open_thread_line, store.address, store.introduce)
         self.group: Group[Step, Any] = Group(self._execute_now, (Exception,))
 
     def is_busy(self) -> bool:
         """Whether somebody uses the line, or will: those who wait go together, and nobody alone before them."""
-        return self.group.lead.locked() or self._waiting > 0
+        return self.group.lead.locked() or bool(self._waiting)
 
     def crowd(self) -> int:
-        """About how many wait here."""
-        return self._waiting
+        """How many threads wait here."""
+        return len(self._waiting)
 
     def submit(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done with the next packet."""
-        self._waiting += 1
+        thread = threading.get_ident()
+        self._waiting.add(thread)
         try:
             return self.group.submit(list(steps))
         finally:
-            self._waiting -= 1
+            self._waiting.discard(thread)
 
     def at_once(self, step: Step) -> Any:
         """Have a usual step done; None if it is not as usual. Only who has the lead comes here."""

@@ -55,7 +55,7 @@ VALUES %s ON DUPLICATE KEY UPDATE `key` = {table}.`key`;
 -- name: returning
 RETURNING {record_added};
 
--- After `add`, on MySQL: the same.
+-- After `add`, on MySQL, in one transaction with it: the same.
 -- name: there
 SELECT {record_added} FROM {table} WHERE `key` IN (%s);
 
