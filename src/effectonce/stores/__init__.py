@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import UsageError
-from ._urls import shown
 from ._circuit import Breaker, Circuit, GuardedStore
+from ._urls import shown
 from .base import Features, Health, Store, StoreStats
 
 __all__ = ["Breaker", "Circuit", "Features", "GuardedStore", "Health", "Store", "StoreStats", "open_store"]
