@@ -21,6 +21,8 @@ from ._urls import shown
 T = TypeVar("T")
 Connect = Callable[[], Awaitable[Any]]
 
+BROKEN = (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresConnectionError)
+
 _of_parents: list[Any] = []
 
 KNOWN = {
@@ -49,17 +51,18 @@ def dialler(url: str, seconds: float, prepare: bool) -> Connect:
     }
 
     async def connect() -> Any:
+        connection = None
         try:
             connection = await asyncpg.connect(url, **parameters)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            raise Lost(str(error) or type(error).__name__) from error
-        try:
             check_version(connection.get_server_version().major)
             await connection.set_type_codec(
                 "uuid", schema="pg_catalog", encoder=bytes, decoder=bytes, format="binary"
             )
-        except BaseException:
-            connection.terminate()
+        except BaseException as error:
+            if connection is not None:
+                connection.terminate()
+            if isinstance(error, (asyncpg.PostgresError, *BROKEN, TimeoutError)):
+                raise Lost(str(error) or type(error).__name__) from error
             raise
         return connection
 
@@ -116,9 +119,14 @@ class LoopWires:
         except TimeoutError as error:
             self._drop(connection)
             raise TimedOut(f"no answer in {self._seconds:g} s") from error
-        except (OSError, asyncpg.InterfaceError) as error:
+        except BROKEN as error:
             self._drop(connection)
             raise Lost(str(error) or type(error).__name__) from error
+        except (
+            asyncpg.PostgresError
+        ) as error:  # where no statement is to blame: when a transaction begins or ends
+            self._drop(connection)
+            raise Refusal(getattr(error, "sqlstate", ""), str(error)) from error
         except BaseException:  # cancelled, perhaps: nobody knows what is still on its way
             self._drop(connection)
             raise

@@ -54,11 +54,14 @@ class ThreadWire(Wire):
             all_sent = not pg.flush()
             if all_sent and self._is_readable(seconds):
                 pg.consume_input()
-                if not pg.is_busy() and (result := pg.get_result()) is not None:
-                    self._take(result)
-                    if not pg.is_busy() and pg.get_result() is None and pg.status == OK:
+                while not pg.is_busy():
+                    result = pg.get_result()
+                    if result is not None:
+                        self._take(result)
+                    elif pg.status == OK:
                         return self._answers.pop()
-                    return (self.receive() or self._answers_in(seconds, all_sent=True))[0]
+                    else:
+                        raise self._lost()
         except psycopg.OperationalError as error:
             raise self._lost() from error
         return self._answers_in(seconds, all_sent=all_sent)[0]

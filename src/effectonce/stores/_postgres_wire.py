@@ -83,11 +83,11 @@ class Wire:
         self._prepare = prepare
         self._prepared: set[Statement] = set()
         self._loader = Transformer(connection)
-        self._sent: deque[tuple[Statement, bool]] = (
-            deque()
-        )  # what is to be answered; whether it only prepares
+        # What is to be answered and whether it only prepares; None where a transaction ends.
+        self._sent: deque[tuple[Statement, bool] | None] = deque()
         self._syncs = 0  # how many more are to come in pipeline mode
         self._answers: list[Answer] = []
+        self._committed = 0  # how many of them can't be refused any more
         self._why = Refusal("25P02", "an earlier statement failed")
         self.socket = self._pg.socket
 
@@ -104,10 +104,9 @@ class Wire:
                 for statement, values in calls:
                     self._send_one(statement, values)
                     if not together:
-                        pg.pipeline_sync()
+                        self._sync()
                 if together:
-                    pg.pipeline_sync()
-                self._syncs = 1 if together else len(calls)
+                    self._sync()
             return not pg.flush()
         except psycopg.OperationalError as error:
             raise self._lost() from error
@@ -122,6 +121,11 @@ class Wire:
                 self._sent.append((statement, True))
             pg.send_query_prepared(statement.name, values, statement.formats, 1)
         self._sent.append((statement, False))
+
+    def _sync(self) -> None:
+        self._pg.pipeline_sync()
+        self._sent.append(None)
+        self._syncs += 1
 
     def flush(self) -> bool:
         """Send more of what did not fit; whether everything has left."""
@@ -145,17 +149,18 @@ class Wire:
                         break
                 elif result.status != SYNC:
                     self._take(result)
-                elif self._syncs > 1:
-                    self._syncs -= 1
                 else:
-                    self._syncs = 0
-                    pg.exit_pipeline_mode()
-                    break
+                    self._sent.popleft()
+                    self._committed = len(self._answers)
+                    self._syncs -= 1
+                    if not self._syncs:
+                        pg.exit_pipeline_mode()
+                        break
             else:
                 return None
         except psycopg.OperationalError as error:
             raise self._lost() from error
-        answers, self._answers = self._answers, []
+        answers, self._answers, self._committed = self._answers, [], 0
         return answers
 
     def close(self) -> None:
@@ -167,23 +172,24 @@ class Wire:
         let_go(self._connection)
 
     def _take(self, result: pq.abc.PGresult) -> None:
-        statement, only_prepares = self._sent.popleft()
         status = result.status
+        if status not in (TUPLES, COMMAND, ABORTED):
+            code, message = result.error_field(SQLSTATE), result.error_field(MESSAGE)
+            self._why = Refusal((code or b"").decode(), (message or b"").decode(errors="replace"))
+            if self._why.code in STALE:
+                raise Lost(str(self._why))
+        sent = self._sent.popleft() if self._sent and self._sent[0] else None
+        if sent is None:  # all went well until it was to be committed
+            self._answers[self._committed :] = [self._why] * (len(self._answers) - self._committed)
+            return
+        statement, only_prepares = sent
         if status == TUPLES:
             self._loader.set_pgresult(result)
             self._answers.append(self._loader.load_rows(0, result.ntuples, tuple))
         elif status == COMMAND and only_prepares:
             self._prepared.add(statement)
-        elif status == COMMAND:
-            self._answers.append([])
-        else:
-            if status != ABORTED:
-                code, message = result.error_field(SQLSTATE), result.error_field(MESSAGE)
-                self._why = Refusal((code or b"").decode(), (message or b"").decode(errors="replace"))
-                if self._why.code in STALE:
-                    raise Lost(str(self._why))
-            if not only_prepares:
-                self._answers.append(self._why)
+        elif not only_prepares:
+            self._answers.append([] if status == COMMAND else self._why)
 
     def _lost(self) -> Lost:
         return Lost(self._pg.get_error_message().strip() or "the connection was lost")
