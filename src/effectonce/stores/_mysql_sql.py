@@ -131,6 +131,7 @@ class Language:
     def __init__(self, table: str) -> None:
         self.table = table
         named = {name: _bare(text) for name, text in statements("mysql.sql").items()}
+        named["schema"] = _bare(statements("mysql.sql")["schema"], between="\n")
         record, clock = named["record"], named["clock"]
         parts = {
             "{record}": record % clock, "{record_added}": record % "LAST_INSERT_ID()", "{clock}": clock,
@@ -254,7 +255,7 @@ class Language:
         return StoreUnavailable(f"{what} {ADVICE.get(refusal.code, 'Try again.')}")
 
 
-def _bare(text: str) -> str:
-    """A statement without comments and line ends, which would travel with it every time."""
-    lines = [line.strip() for line in text.splitlines() if not line.startswith("--")]
-    return " ".join(line for line in lines if line).rstrip(";")
+def _bare(text: str, between: str = " ") -> str:
+    """A statement without comments, which would travel with it every time."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("--")]
+    return between.join(line.strip() if between == " " else line for line in lines).rstrip(";")
