@@ -11,7 +11,6 @@ from tests.http.rules import HttpRules
 from tests.http.site import Site
 from tests.http.world import World
 
-
 SITES: dict[str, type[Site]] = {
     "bare-h11": Site,
     "bare-httptools": Site,

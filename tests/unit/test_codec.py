@@ -341,7 +341,7 @@ def test_a_hinted_class_comes_back_as_itself(value: Any, hint: Any) -> None:
         (len, Any),
         (range(3), Any),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 def test_nothing_silently_becomes_another_type(value: Any, hint: Any) -> None:
     """Without a hint that leads to the exact class there is no result, rather than a wrong one."""
@@ -785,7 +785,11 @@ def test_an_object_may_say_what_counts() -> None:
     assert canonical(Session("ann")) != canonical("ann")
 
 
-@pytest.mark.parametrize("value", [len, object(), Name("a"), OrderedDict(), range(2), ValueError()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [len, object(), Name("a"), OrderedDict(), range(2), ValueError()],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_no_data_has_no_canonical_form(value: object) -> None:
     """A connection or function in a payload is told by its place, and never enters an id by its address."""
     with pytest.raises(Unencodable, match=r"payload\.call\[1\]"):

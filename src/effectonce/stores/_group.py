@@ -61,6 +61,11 @@ class Group(Generic[C, A]):
         self.lead = threading.Lock()
         self._queue: deque[_Ticket[C, A]] = deque()
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody leads, or waits to: then whoever comes had better queue up too."""
+        return self.lead.locked() or bool(self._queue)
+
     def submit(self, commands: list[C]) -> list[A]:
         """Have commands written together with others', and wait for the answers."""
         ticket: _Ticket[C, A] = _Ticket(commands)

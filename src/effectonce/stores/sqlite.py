@@ -233,7 +233,7 @@ class SQLiteStore(_Verbs):
     def execute(self, commands: Sequence[Command]) -> list[Answer]:
         """Execute commands together on this thread: at once when nobody is writing, else with the next write."""
         try:
-            if not self._group.lead.locked():
+            if not self._group.busy:
                 with self._group.lead:
                     looked = self._file.patiently(self._by_reading, self._writing(), commands)
                     return self._filled(looked, commands, self._write)
@@ -247,10 +247,10 @@ class SQLiteStore(_Verbs):
 
     def _execute_one(self, command: Command) -> Answer:
         """The same for one command: when nobody is in the way it is a statement or two and nothing else."""
-        lead = self._group.lead
-        if lead.locked():
+        group = self._group
+        if group.busy:
             return self.execute((command,))[0]
-        with lead:
+        with group.lead:
             try:
                 connection = self._writer
                 if connection and not connection.in_transaction and self._new_claims < PURGE_EVERY:
