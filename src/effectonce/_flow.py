@@ -153,6 +153,8 @@ class Flow:
                     answer = await colour.store.claim(claim)
                 except colour.trouble as error:
                     answer = error
+            if type(answer) is Decision and answer.verdict is REPLAY and answer.record is not None:
+                return self.replay(call, answer.record, answer.retry_after)
             if isinstance(answer, BaseException):
                 answer = await self._claim_again(colour, claim, answer)
                 if isinstance(answer, StoreError):

@@ -7,12 +7,14 @@ comes, and takes in the rest when the handler claims: a request that nobody clai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
 from tempfile import SpooledTemporaryFile
+from types import CoroutineType, coroutine
 from typing import IO, Any
 
 from ._boundary import Rules
-from ._exchange import Hasher, Problem
+from ._exchange import Hasher, Problem, fingerprint_of
 
 Message = Any
 Receive = Callable[[], Awaitable[Message]]
@@ -21,72 +23,77 @@ Body = bytes | IO[bytes]
 IN_MEMORY = 1 << 20
 """A longer body waits on the disk for the app to read it."""
 PIECE = 1 << 16
-"""How much of it is read from there at once; and how much is hashed without leaving the event loop, if it is JSON."""
+"""How much of it is read from there at once; and how much JSON is read without leaving the event loop."""
 
 
 class Gone(Exception):
     """The client left before its request was complete: nothing was asked."""
 
 
-async def take_in(scope: Any, rules: Rules, receive: Receive) -> tuple[bytes, Body]:
+async def take_in(scope: Any, rules: Rules, receive: Receive, declared: int | None) -> tuple[bytes, Body]:
     """What was asked, and the body. Raises ``Problem`` for a body that can't be taken in whole, and ``Gone``."""
-    declared = declared_length(scope, rules)
+    if declared is not None:
+        check_size(declared, rules)
+    message, coming = None, receive()
+    if (
+        type(coming) is CoroutineType
+    ):  # what is there already needs no clock, which would cost more than its hash
+        try:
+            coming = _go_on(coming, coming.send(None))
+        except StopIteration as there:
+            message = there.value
+    if message is None or message.get("more_body") or message["type"] != "http.request":
+        return await _take_in_pieces(scope, rules, receive, declared, message, coming)
+    body: bytes = message.get("body", b"")
+    check_size(len(body), rules, declared)
+    if rules.fingerprint == "body":
+        return fingerprint_of(scope["method"], path_of(scope), scope["query_string"], body), body
     hasher = hasher_of(scope, rules)
-    deadline = Deadline(rules)
-    try:
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            content: bytes = message.get("body", b"")
-            size = len(content)
-            check_size(size, rules)
-            hasher.update(content)
-            body: Body = content
-        else:
-            size, body = await _take_in_pieces(message, rules, receive, hasher)
-    except asyncio.CancelledError:
-        deadline.check()
-        raise
-    finally:
-        deadline.end()
-    try:
-        check_complete(size, declared)
-        return await digest(hasher, size, rules), body
-    except BaseException:
-        close(body)
-        raise
+    hasher.update(body)
+    return await digest_of(hasher, len(body)), body
 
 
 async def _take_in_pieces(
-    message: Message, rules: Rules, receive: Receive, hasher: Hasher
-) -> tuple[int, Body]:
+    scope: Any,
+    rules: Rules,
+    receive: Receive,
+    declared: int | None,
+    message: Message | None,
+    coming: Awaitable[Message],
+) -> tuple[bytes, Body]:
     size, spool = 0, SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - closed with the request
+    hasher = hasher_of(scope, rules)
     try:
-        while True:
-            if message["type"] != "http.request":
-                raise Gone
-            piece = message.get("body", b"")
-            size += len(piece)
-            check_size(size, rules)
-            hasher.update(piece)
-            await spill(spool, piece, size)
-            if not message.get("more_body", False):
-                break
-            message = await receive()
+        async with in_time(rules):
+            while True:
+                message = message or await coming
+                if message["type"] != "http.request":
+                    raise Gone
+                piece = message.get("body", b"")
+                size += len(piece)
+                check_size(size, rules)
+                hasher.update(piece)
+                await spill(spool, piece, size)
+                if not message.get("more_body"):
+                    break
+                message, coming = None, receive()
+        check_size(size, rules, declared)
+        fingerprint = await digest_of(hasher, size)
     except BaseException:
         spool.close()
         raise
     spool.seek(0)
     if size > IN_MEMORY:
-        return size, spool
+        return fingerprint, spool
     with spool:
-        return size, spool.read()
+        return fingerprint, spool.read()
 
 
 class Passing:
     """The body of a request that the handler may claim: read by the app as it comes, and hashed on its way."""
 
     def __init__(self, scope: Any, rules: Rules, receive: Receive, *, keep: bool) -> None:
-        self._scope, self._rules, self._receive = scope, rules, receive
+        self._rules, self._receive = rules, receive
         self._hasher = hasher_of(scope, rules)
         self._size = 0
         self._complete = False
@@ -106,21 +113,14 @@ class Passing:
         """Whether the app has all of it."""
         return self._complete and self._rest is None
 
-    async def take_in_rest(self) -> bytes:
+    async def take_in_rest(self, declared: int | None) -> bytes:
         """Read on to the end, for the app to read later: what was asked."""
-        declared = declared_length(self._scope, self._rules)
-        check_size(self._size, self._rules)
+        check_size(max(self._size, declared or 0), self._rules)
         if not self._complete:
-            deadline = Deadline(self._rules)
-            try:
+            async with in_time(self._rules):
                 await self._read_on()
-            except asyncio.CancelledError:
-                deadline.check()
-                raise
-            finally:
-                deadline.end()
-        check_complete(self._size, declared)
-        return await digest(self._hasher, self._size, self._rules)
+        check_size(self._size, self._rules, declared)
+        return await digest_of(self._hasher, self._size)
 
     def whole(self) -> bytes:
         """All of it, once it has been taken in."""
@@ -153,63 +153,59 @@ class Passing:
         return message
 
 
-class Deadline:
-    """Cancels whoever waits for a body that comes too slowly. Every request needs one, and it is cheap."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._over = False
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(rules.patience, self._cancel)
-
-    def _cancel(self) -> None:
-        self._over = self._task is not None and self._task.cancel()
-
-    def check(self) -> None:
-        """After a cancellation: raise ``Problem`` if it came from here, and from nowhere else."""
-        if self._over and self._task is not None and self._task.uncancel() == 0:
-            raise Problem("request-timeout", "Send the same request with the same key again.") from None
-
-    def end(self) -> None:
-        """The body is there."""
-        self._timer.cancel()
+# -- Time ----------------------------------------------------------------------------------------------------------
 
 
-# -- Parts of it ---------------------------------------------------------------------------------------------------
+@asynccontextmanager
+async def in_time(rules: Rules) -> AsyncIterator[None]:
+    """For so long a body may keep us waiting."""
+    try:
+        async with asyncio.timeout(rules.patience):
+            yield
+    except TimeoutError:
+        raise Problem("request-timeout", "Send the same request with the same key again.") from None
+
+
+@coroutine
+def _go_on(coming: Any, awaited: Any) -> Generator[Any, Any, Message]:
+    """Go on with a coroutine that waits for something."""
+    while True:
+        try:
+            try:
+                heard = yield awaited
+            except BaseException as error:
+                awaited = coming.throw(error)
+            else:
+                awaited = coming.send(heard)
+        except StopIteration as done:
+            return done.value
+
+
+# -- Parts ---------------------------------------------------------------------------------------------------------
 
 
 def hasher_of(scope: Any, rules: Rules) -> Hasher:
     """What takes in what a request asks."""
-    path = scope.get("raw_path") or scope["path"].encode()
-    return Hasher(scope["method"], path.partition(b"?")[0], scope["query_string"], rules.fingerprint)
+    return Hasher(scope["method"], path_of(scope), scope["query_string"], rules.fingerprint)
 
 
-def declared_length(scope: Any, rules: Rules) -> int | None:
-    """How long the body says that it is. Raises ``Problem`` if that is too long."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            length = int(value[:19])  # of more digits than any body has, the first are enough to refuse it
-            check_size(length, rules)
-            return length
-    return None
+def path_of(scope: Any) -> bytes:
+    """The path as it was sent, where the server tells; some tell the query with it."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return path.partition(b"?")[0] if b"?" in path else path
 
 
-def check_size(size: int, rules: Rules) -> None:
-    """Refuse a body that is too large."""
+def check_size(size: int, rules: Rules, declared: int | None = None) -> None:
+    """Refuse a body that is too large; and one that was cut short, where a server lets it pass as complete."""
     if size > rules.max_request:
         raise Problem("request-too-large", f"A body may have {rules.max_request} bytes.")
-
-
-def check_complete(size: int, declared: int | None) -> None:
-    """Refuse a body that was cut short, where a server lets it pass as complete."""
     if declared is not None and size != declared:
         raise Problem("request-incomplete", "Send the same request with the same key again.")
 
 
-async def digest(hasher: Hasher, size: int, rules: Rules) -> bytes:
-    """What was asked. A large JSON document is read apart, so that nobody waits for it."""
-    if size > PIECE and rules.fingerprint == "json":
-        return await asyncio.to_thread(hasher.digest)
-    return hasher.digest()
+async def digest_of(hasher: Hasher, size: int) -> bytes:
+    """What was asked. A large document is read apart, so that nobody waits for it."""
+    return await asyncio.to_thread(hasher.digest) if size > PIECE else hasher.digest()
 
 
 async def spill(spool: IO[bytes], piece: bytes, size: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .._answers import call_of
@@ -19,7 +20,7 @@ from .._flow import Colour
 from .._messages import Outcome
 from .._receiver import Receiver
 from ..errors import NotApplied, UsageError
-from ..keys import LONGEST, Key, content_id, prefix
+from ..keys import LONGEST, content_id, prefix
 from ..policy import Policy
 from ._exchange import (
     ANSWER,
@@ -48,18 +49,26 @@ Busy = Literal["wait", 409, 425, 202]
 ClaimedBy = Literal["boundary", "handler"]
 
 
+@lru_cache(maxsize=256)
+def _encoded(name: str) -> bytes:
+    return name.lower().encode("latin-1", "replace")
+
+
 class Headers(Mapping[str, str]):
     """Header lines by name, decoded when somebody asks. Several lines of a name are one, as RFC 9110 joins them."""
+
+    __slots__ = ("_lines",)
 
     def __init__(self, lines: Sequence[Header]) -> None:
         self._lines = lines
 
     def __getitem__(self, name: str) -> str:
-        wanted = name.lower().encode("latin-1")
+        wanted = _encoded(name)
         found = [value for header, value in self._lines if header == wanted]
         if not found:
             raise KeyError(name)
-        return (b"; " if wanted == b"cookie" else b", ").join(found).decode("latin-1")
+        joined = found[0] if len(found) == 1 else (b"; " if wanted == b"cookie" else b", ").join(found)
+        return joined.decode("latin-1")
 
     def __iter__(self) -> Iterator[str]:
         return iter({name.decode("latin-1"): None for name, _ in self._lines})
@@ -145,6 +154,8 @@ class Rules:
     documentation: str = SPECIFICATION
     terms: Policy = field(init=False, repr=False, compare=False)
     header_name: bytes = field(init=False, repr=False, compare=False)
+    replayed: Header = field(init=False, repr=False, compare=False)
+    exposed: Header = field(init=False, repr=False, compare=False)
     patience: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -169,6 +180,9 @@ class Rules:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be a whole number of bytes.")
         object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "header_name", self.header.lower().encode())
+        object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))
+        exposed = f"{self.header}, {self.replayed_header}".encode()
+        object.__setattr__(self, "exposed", (b"access-control-expose-headers", exposed))
         object.__setattr__(self, "patience", seconds(self.body_timeout, "body_timeout"))
 
     @property
@@ -365,23 +379,23 @@ class Exchange:
     """One request with a key, on its way through the flow."""
 
     attempt: Attempt
+    wish: Wish
 
     def __init__(self, boundary: Boundary, rules: Rules, colour: Colour, key: str, scope: str) -> None:
         self.flow, self.rules, self.colour = boundary.receiver.flow, rules, colour
         self.key, self.scope = key, scope
-        self.wish = Wish()
 
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
-        name = Key.of(self.key, OPERATION, self.scope).text
-        self.call = call_of(name, fingerprint, self.rules.terms, ANSWER)
+        call = call_of(prefix(self.scope, OPERATION) + self.key, fingerprint, self.rules.terms, ANSWER)
+        self.call = call
         try:
-            opened = await self.flow.open(self.colour, self.call)
+            opened = await self.flow.open(self.colour, call)
         except BaseException:
             self.abandon()
             raise
         if isinstance(opened, Attempt):
-            self.attempt = opened
+            self.attempt, self.wish = opened, Wish()
             return None
         return self.given(opened)
 
@@ -428,9 +442,9 @@ class Exchange:
         """The answer that an outcome of the flow stands for."""
         answer, error = outcome.value, outcome.error
         if answer is not None and error is None:
-            if answer.body is not None:
-                replayed = (self.rules.replayed_header.lower().encode(), b"true")
-                return self.first(answer._replace(headers=(*answer.headers, replayed)))
+            status, headers, body = answer
+            if body is not None:
+                return Answer(status, (*headers, self.rules.replayed, *self.marks), body)
             error = NOT_REPLAYABLE
         assert error is not None
         problem = problem_of(error, self.rules.busy_status)
@@ -440,16 +454,13 @@ class Exchange:
 
     def first(self, answer: Answer) -> Answer:
         """An answer with the key it belongs to."""
-        return answer._replace(headers=(*answer.headers, *self.marks))
+        status, headers, body = answer
+        return Answer(status, (*headers, *self.marks), body)
 
     @property
     def marks(self) -> tuple[Header, ...]:
         """The headers that say which key an answer belongs to."""
-        exposed = f"{self.rules.header}, {self.rules.replayed_header}".encode()
-        return (
-            (self.rules.header_name, quoted(self.key)),
-            (b"access-control-expose-headers", exposed),
-        )
+        return (self.rules.header_name, quoted(self.key)), self.rules.exposed
 
     def _failure(self, status: int) -> Exception | None:
         """What an answer's status stands for, where the flow wants a handler's exception; None for a result."""
@@ -465,7 +476,7 @@ class Exchange:
 
 def key_in(rules: Rules, lines: list[bytes]) -> str | None:
     """The key of a request; None if it has none and need not have one, or gets it elsewhere."""
-    key = key_of(lines, strict=rules.strict)
+    key = key_of(lines, rules.strict)
     if key is None and rules.required and rules.key is None and rules.claim == "boundary":
         raise key_missing(rules)
     return key

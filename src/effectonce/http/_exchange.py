@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from math import ceil
 from struct import Struct
@@ -32,6 +33,7 @@ from ..errors import (
     ResultUnavailable,
     StoreError,
     StoreUnavailable,
+    Unencodable,
     UsageError,
 )
 
@@ -45,14 +47,14 @@ PUBLIC = "public"
 
 # -- The key -------------------------------------------------------------------------------------------------------
 
-_STRING = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"')
-_TOKEN = re.compile(
-    rb"[!#-+\--:<-\[\]-~]+"
-)  # visible, and nothing that lists, parameters or quotes are made of
+_STRING = rb'"([ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*)"'
+_TOKEN = rb"([!#-+\--:<-\[\]-~]+)"
+"""Visible characters, without those that lists, parameters and strings are made of."""
+_KEY = re.compile(rb"[ \t]*(?:" + _STRING + rb"|" + _TOKEN + rb")[ \t]*")
 _ESCAPED = re.compile(rb'\\(["\\])')
 
 
-def key_of(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
+def key_of(lines: Sequence[bytes], strict: bool = False) -> str | None:
     """The key that the header's lines give; None if there are none. Raises ``Problem`` for what is no key.
 
     An RFC 8941 string, ``"8e03978e"``; unless ``strict``, also the bare token that many clients send for it.
@@ -61,15 +63,16 @@ def key_of(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
         return None
     if len(lines) > 1:
         raise Problem("key-invalid", "The request has more than one key. Send one.")
-    text = lines[0].strip(b" \t")
-    if (quoted := _STRING.fullmatch(text)) is not None:
-        key = _ESCAPED.sub(rb"\1", quoted[1]).decode("ascii")
-    elif not strict and _TOKEN.fullmatch(text) is not None:
-        key = text.decode("ascii")
+    found = _KEY.fullmatch(lines[0])
+    string, token = (None, None) if found is None else found.groups()
+    if string is not None:
+        key = (_ESCAPED.sub(rb"\1", string) if b"\\" in string else string).decode("ascii")
+    elif token is not None and not strict:
+        key = token.decode("ascii")
     else:
         form = 'a string in double quotes, such as "8e03978e-40d5-43dd-bc93-6894a57f9324"'
         raise Problem("key-invalid", f"The key must be {form}.")
-    if not key.strip() or len(key) > LONGEST_KEY:
+    if not key or key.isspace() or len(key) > LONGEST_KEY:
         raise Problem(
             "key-invalid", f"The key must have between 1 and {LONGEST_KEY} characters, not all of them blank."
         )
@@ -78,7 +81,9 @@ def key_of(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
 
 def quoted(key: str) -> bytes:
     """A key as an RFC 8941 string."""
-    return b'"' + re.sub(r'(["\\])', r"\\\1", key).encode("ascii", "replace") + b'"'
+    if '"' in key or "\\" in key:
+        key = re.sub(r'(["\\])', r"\\\1", key)
+    return b'"%b"' % key.encode("ascii", "replace")
 
 
 # -- What was asked ------------------------------------------------------------------------------------------------
@@ -86,14 +91,20 @@ def quoted(key: str) -> bytes:
 Fingerprint = Literal["body", "json"]
 
 
+def fingerprint_of(method: str, path: bytes, query: bytes, body: bytes) -> bytes:
+    """What was asked under a key: 16 bytes that tell one request from another."""
+    return sha256(HEAD % (method.encode("latin-1"), len(path), len(query), path, query) + body).digest()[:16]
+
+
+HEAD = b"%b %d %d\n%b%b"
+"""With their lengths in front, no move of the borders between the parts gives the same bytes."""
+
+
 class Hasher:
     """What was asked under a key, taken in piece by piece."""
 
     def __init__(self, method: str, path: bytes, query: bytes, form: Fingerprint = "body") -> None:
-        # With their lengths in front, no move of the borders between the parts gives the same bytes.
-        self._hash = sha256(
-            b"%b %d %d\n%b%b" % (method.encode("latin-1"), len(path), len(query), path, query)
-        )
+        self._hash = sha256(HEAD % (method.encode("latin-1"), len(path), len(query), path, query))
         self._document: list[bytes] | None = [] if form == "json" else None
 
     def update(self, piece: bytes) -> None:
@@ -104,7 +115,7 @@ class Hasher:
             self._document.append(piece)
 
     def digest(self) -> bytes:
-        """16 bytes that tell one request from another."""
+        """The same as ``fingerprint_of``, for a body that counts by its bytes."""
         if self._document is not None:
             body = b"".join(self._document)
             try:
@@ -139,11 +150,16 @@ BODILESS = frozenset({204, 304})
 _NAME, _VALUE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[^\0\r\n]*")
 
 
+@lru_cache(maxsize=1024)
+def _is_name(name: bytes) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def sound(headers: Iterable[Header]) -> tuple[Header, ...]:
     """Headers that may be sent, now and on every replay. A line break in one would begin another."""
-    kept = tuple(headers)
+    kept = tuple([(name, value) for name, value in headers])
     for name, value in kept:
-        if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+        if not _is_name(name) or _VALUE.fullmatch(value) is None:
             raise ValueError(f"The header {name!r} can't be sent: its name or its value is not valid.")
     return kept
 
@@ -171,40 +187,39 @@ def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
 
 def remembered(answer: Answer) -> Answer:
     """What is stored of an answer. Headers keep their order and their repetitions."""
-    named = {
-        name.strip().lower()
-        for header, value in answer.headers
-        if header.lower() == b"connection"
-        for name in value.split(b",")
-    }
-    kept = tuple(pair for pair in answer.headers if pair[0].lower() not in HELD_BACK | named)
-    return answer._replace(headers=kept)
+    status, headers, body = answer
+    held_back = HELD_BACK
+    for name, value in headers:
+        if name.lower() == b"connection":
+            held_back |= {each.strip().lower() for each in value.split(b",")}
+    return Answer(status, tuple([pair for pair in headers if pair[0].lower() not in held_back]), body)
 
 
-_HEAD, _PAIR = Struct(">BHH?"), Struct(">HI")
+_HEAD = Struct(">BHI?")
 _VERSION = 1
 
 
 def _write(answer: Answer) -> bytes:
     status, headers, body = answer
-    pieces = [_HEAD.pack(_VERSION, status, len(headers), body is not None)]
-    for name, value in headers:
-        pieces += (_PAIR.pack(len(name), len(value)), name, value)
-    return b"".join((*pieces, body or b""))
+    lines = b"\n".join([b"%b\0%b" % pair for pair in headers])
+    if lines.count(b"\0") != len(headers) or lines.count(b"\n") != max(len(headers) - 1, 0):
+        raise Unencodable("headers", bytes, "it has a line break or a NUL, and would be read as two")
+    return _HEAD.pack(_VERSION, status, len(lines), body is not None) + lines + (body or b"")
 
 
 def _read(data: bytes) -> Answer:
-    version, status, count, has_body = _HEAD.unpack_from(data)
+    version, status, length, has_body = _HEAD.unpack_from(data)
     if version != _VERSION:
         raise ValueError(f"version {version} of a stored response is not known here")
-    at, headers = _HEAD.size, []
-    for _ in range(count):
-        name_length, value_length = _PAIR.unpack_from(data, at)
-        at += _PAIR.size
-        middle, end = at + name_length, at + name_length + value_length
-        headers.append((data[at:middle], data[middle:end]))
-        at = end
-    return Answer(status, tuple(headers), data[at:] if has_body else None)
+    end = _HEAD.size + length
+    return Answer(status, _headers(data[_HEAD.size : end]), data[end:] if has_body else None)
+
+
+@lru_cache(maxsize=256)
+def _headers(lines: bytes) -> tuple[Header, ...]:
+    """Read header lines. Answers of one kind have the same, so most have been read before."""
+    pairs = (line.partition(b"\0") for line in lines.split(b"\n") if line)
+    return tuple((name, value) for name, _, value in pairs)
 
 
 ANSWER = Form(_write, _read)

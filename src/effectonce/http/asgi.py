@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Unpack
 
 from .._attempt import CURRENT
 from .._receiver import Receiver
+from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Gone, Message, Passing, Receive, close, message_of, take_in, whole
 from ._boundary import (
@@ -63,64 +64,63 @@ class IdempotencyMiddleware:
             raise UsageError(f"{receiver!r} is not a Receiver.")
         self.app = app
         self.boundary = Boundary(receiver, scope, routes, **rules)
-        self._running: set[asyncio.Task[None]] = set()
+        self.running: set[_Covered] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             rules = self.boundary.rules_for(scope["method"], scope["path"])
             if rules is not None:
-                await self._cover(rules, scope, receive, send)
+                try:
+                    await self._cover(rules, scope, receive, send)
+                except Problem as problem:
+                    await _send(send, problem.answer(rules.documentation))
+                except Gone:
+                    pass
                 return
         await self.app(scope, receive, send)
 
     async def _cover(self, rules: Rules, scope: Any, receive: Receive, send: Send) -> None:
-        header = rules.header_name
-        lines = [value for name, value in scope["headers"] if name == header]
-        try:
-            if rules.claim == "handler":
-                await _Claimable(self, rules, scope, receive, send).let_pass(lines)
-                return
-            key = key_in(rules, lines)
-            if key is not None or rules.key is not None:
-                await _Covered(self, rules, scope, receive, send).run(key)
-            else:
-                await self.app(scope, receive, send)
-        except Problem as problem:
-            await _send(send, problem.answer(rules.documentation))
-        except Gone:
+        """The way of a covered request, written out in one place: every one of them pays for each step."""
+        header, length = rules.header_name, None
+        lines: list[bytes] = []
+        for name, value in scope["headers"]:
+            if name == header:
+                lines.append(value)
+            elif name == b"content-length" and value.isdigit():
+                length = int(value[:19])  # the first digits are enough to refuse a body that has more
+        if rules.claim == "handler":
+            await _Claimable(self, rules, scope, receive, send).let_pass(lines, length)
             return
-
-    async def shielded(self, work: Coroutine[Any, Any, None], needed: Callable[[], bool]) -> None:
-        """Await something that goes on when the caller is cancelled, if it is needed then."""
-        loop = asyncio.get_running_loop()
-        heard: asyncio.Future[None] = loop.create_future()
-        task = loop.create_task(work)
-        self._running.add(task)  # a loop holds on to nobody
-
-        def end(task: asyncio.Task[None]) -> None:
-            self._running.discard(task)
-            if not heard.done():
-                heard.set_result(None)
-            elif not task.cancelled() and (error := task.exception()) is not None:
-                context = {"message": "A handler failed whose client had gone", "exception": error}
-                loop.call_exception_handler(context)
-
-        task.add_done_callback(end)
+        key = key_in(rules, lines)
+        if key is None and rules.key is None:
+            await self.app(scope, receive, send)
+            return
+        boundary, whose = self.boundary, PUBLIC
+        if callable(boundary.scope):
+            named = boundary.scope(_request(scope))
+            if type(named) is not str and inspect.isawaitable(named):
+                named = await named
+            whose = checked_scope(named)
+        fingerprint, body = await take_in(scope, rules, receive, length)
         try:
-            await heard
-        except asyncio.CancelledError:
-            if not needed():
-                task.cancel()
-                await asyncio.wait([task])
+            if key is None:
+                key = natural_key(rules, _request(scope), await whole(body))
+            exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
+            answer = await exchange.open(fingerprint)
+        except BaseException:
+            close(body)
             raise
-        task.result()
+        if answer is None:
+            await _Covered(self, rules, scope, receive, send, exchange, body).run()
+        else:
+            close(body)
+            await _send(send, answer)
 
 
 class _Covered:
-    """One covered request, claimed before the app runs."""
+    """One covered request that the app has to answer."""
 
-    exchange: Exchange
-    _body: Body | None = None  # what the app has still to read
+    instead: Answer | None = None  # what counts more than anything the app says
     _said: Answer | None = None  # what it answers: at first the status and the headers
     _length: int | None = None  # of the body, as it said
     _pieces: list[bytes] | None = None
@@ -131,57 +131,64 @@ class _Covered:
     _ended = False  # the answer is recorded, and sent or on its way
     _overruled = False  # and it is not the app's own
     _on_its_way: asyncio.Event | None = None
+    _heard: asyncio.Future[None]
+    _task: asyncio.Task[None]
 
     def __init__(
-        self, middleware: IdempotencyMiddleware, rules: Rules, scope: Any, receive: Receive, send: Send
+        self,
+        middleware: IdempotencyMiddleware,
+        rules: Rules,
+        scope: Any,
+        receive: Receive,
+        send: Send,
+        exchange: Exchange,
+        body: Body,
     ) -> None:
         self._middleware, self._rules, self._scope = middleware, rules, scope
         self._receive, self._send = receive, send
+        self.exchange = exchange
+        self._body: Body | None = body  # what the app has still to read
 
-    async def run(self, key: str | None) -> None:
-        """Answer it, by running the app or without."""
-        boundary, rules = self._middleware.boundary, self._rules
-        whose = await self._whose() if callable(boundary.scope) else PUBLIC
-        fingerprint, body = await take_in(self._scope, rules, self._receive)
-        self._body = body
+    # The app, in a task of its own
+
+    async def run(self) -> None:
+        """Have the app answer. It goes on when the server cancels this."""
+        loop = asyncio.get_running_loop()
+        self._heard = loop.create_future()
+        self._task = loop.create_task(self._live())
+        self._middleware.running.add(self)  # a loop holds on to nobody
         try:
-            if key is None:
-                key = natural_key(rules, _request(self._scope), await whole(body))
-            self.exchange = exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
-            answer = await exchange.open(fingerprint)
-        except BaseException:
-            close(body)
+            await self._heard
+        except asyncio.CancelledError:
+            await self._go_on_alone()
             raise
-        if answer is None:
-            await self._middleware.shielded(self._handle(), self._needed)
-        else:
-            close(body)
-            await _send(self._send, answer)
 
-    async def _whose(self) -> str:
-        whose = self._middleware.boundary.scope_of(_request(self._scope))
-        if type(whose) is not str and inspect.isawaitable(whose):
-            whose = await whose
-        return checked_scope(whose)
+    async def _go_on_alone(self) -> None:
+        """The server has lost interest: nothing changes."""
 
-    def _needed(self) -> bool:
-        """Whether the app has to run on when the server has lost interest."""
-        return True
-
-    # The app
+    async def _live(self) -> None:
+        heard = self._heard
+        try:
+            await self._handle()
+            if not heard.done():
+                heard.set_result(None)
+        except asyncio.CancelledError:
+            heard.cancel()
+        except BaseException as error:
+            if not heard.done():
+                heard.set_exception(error)
+            else:
+                context = {"message": "A handler failed whose client had gone", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+        finally:
+            self._middleware.running.discard(self)
 
     async def _handle(self) -> None:
-        exchange = self.exchange
-        self._enter(exchange)
-        app = self._app(_without_extensions(self._scope))
-        await self._end(exchange.colour.attend(exchange.attempt, app))
-
-    def _app(self, scope: Any) -> Awaitable[None]:
-        return self._middleware.app(scope, self._give_body, self._take_answer)
-
-    def _enter(self, exchange: Exchange) -> None:
+        exchange, scope = self.exchange, _without_extensions(self._scope)
         CURRENT.set(exchange.attempt)
         WISH.set(exchange.wish)
+        app = self._middleware.app(scope, self._give_body, self._take_answer)
+        await self._end(exchange.colour.attend(exchange.attempt, app))
 
     async def _end(self, running: Awaitable[None]) -> None:
         """Bring the app to its end, and what it did to its record."""
@@ -284,14 +291,14 @@ class _Covered:
             await self._stream(body, more=False)
             return
         answer = Answer(status, headers, bytes(body))
-        await self._answer_with(await self._record(answer) or self._marked(answer))
+        await self._answer_with(await self._record(answer) or self.exchange.first(answer))
 
     async def _stream(self, body: bytes, more: bool) -> None:
         """Record that it was done, without what it says, and let the response go as it comes."""
         said = self._start()
         instead = await self._record(said)
         if instead is None:
-            await self._answer_with(self._marked(said)._replace(body=body), more)
+            await self._answer_with(self.exchange.first(said)._replace(body=body), more)
         else:
             self._overruled = True
             await self._answer_with(instead)
@@ -309,10 +316,7 @@ class _Covered:
         return self._said
 
     async def _record(self, answer: Answer) -> Answer | None:
-        return await self.exchange.record(answer)
-
-    def _marked(self, answer: Answer) -> Answer:
-        return self.exchange.first(answer)
+        return self.instead or await self.exchange.record(answer)
 
     async def _answer_with(self, answer: Answer | None, more: bool = False) -> None:
         self._ended = True
@@ -325,25 +329,29 @@ class _Covered:
 class _Claimable(_Covered):
     """A request that its handler may claim, once it knows who is calling. Until then it passes as it is."""
 
-    claimed: Exchange | None = None
-    instead: Answer | None = None
-    """What the handler found when it claimed: it is sent, whatever the app says."""
+    claimed = False
 
-    async def let_pass(self, lines: list[bytes]) -> None:
+    def __init__(
+        self, middleware: IdempotencyMiddleware, rules: Rules, scope: Any, receive: Receive, send: Send
+    ) -> None:
+        self._middleware, self._rules, self._scope = middleware, rules, scope
+        self._receive, self._send, self._body = receive, send, None
+        self._passing = Passing(scope, rules, receive, keep=rules.key is not None)
+
+    async def let_pass(self, lines: list[bytes], length: int | None) -> None:
         """Let the app run, and its handler find this."""
-        self._lines = lines
-        self._passing = Passing(self._scope, self._rules, self._receive, keep=self._rules.key is not None)
-        if not lines and self._rules.key is None:
-            await self._handle()  # there is nothing to claim
-        else:
-            await self._middleware.shielded(self._handle(), self._needed)
+        self._lines, self._declared = lines, length
+        if lines or self._rules.key is not None:
+            await self.run()
+        else:  # there is nothing to claim
+            await self._handle()
 
     async def claim(self, scope: Any) -> bool:
         """Claim the key for the handler that runs: whether it has to go on. Else the answer is there already.
 
         Called by the handler, or by what stands before it, when the caller is known.
         """
-        if self.claimed is not None or self.instead is not None or self._ended:
+        if self.claimed or self.instead is not None or self._ended:
             raise UsageError("This request was claimed already, or answered.")
         try:
             self.instead = await self._open(checked_scope(scope))
@@ -353,56 +361,57 @@ class _Claimable(_Covered):
 
     async def _open(self, whose: str) -> Answer | None:
         boundary, rules = self._middleware.boundary, self._rules
-        key = key_of(self._lines, strict=rules.strict)
+        key = key_of(self._lines, rules.strict)
         if key is None and rules.key is None:
             if rules.required:
                 raise key_missing(rules)
             return None
-        fingerprint = await self._passing.take_in_rest()
+        fingerprint = await self._passing.take_in_rest(self._declared)
         if key is None:
             key = natural_key(rules, _request(self._scope), self._passing.whole())
-        exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
+        self.exchange = exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
         answer = await exchange.open(fingerprint)
         if answer is None:
-            self.exchange = self.claimed = exchange
-            self._enter(exchange)
+            self.claimed = True
+            CURRENT.set(exchange.attempt)
+            WISH.set(exchange.wish)
         return answer
 
-    def _needed(self) -> bool:
-        return self.claimed is not None
+    async def _go_on_alone(self) -> None:
+        if not self.claimed:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     async def _handle(self) -> None:
+        scope = {**_without_extensions(self._scope), HANDLE: self}
         try:
-            await self._end(self._app({**_without_extensions(self._scope), HANDLE: self}))
+            await self._end(self._middleware.app(scope, self._give_body, self._take_answer))
         finally:
             self._passing.close()
 
     async def _end_with_app(self) -> None:
-        if self.claimed is not None:
+        if self.claimed:
             await super()._end_with_app()
         else:
             await self._answer_with(self.instead)
 
     async def _failed(self, error: BaseException) -> bool:
-        if self.claimed is not None:
+        if self.claimed:
             return await super()._failed(error)
         await self._answer_with(self.instead)
         return self.instead is not None
 
     async def _give_body(self) -> Message:
-        if self.claimed is None or not self._passing.given:
-            return await self._passing.give()
-        return await self._give_rest()
+        if self.claimed and self._passing.given:
+            return await self._give_rest()
+        return await self._passing.give()
 
     async def _take_answer(self, message: Message) -> None:
-        if self.claimed is None and self.instead is None:
+        if self.claimed or self.instead is not None:
+            await super()._take_answer(message)
+        else:
             self._ended = True
             await self._send(message)
-        else:
-            await super()._take_answer(message)
-
-    async def _record(self, answer: Answer) -> Answer | None:
-        return self.instead or await super()._record(answer)
 
 
 # -- Messages ------------------------------------------------------------------------------------------------------
@@ -410,7 +419,7 @@ class _Claimable(_Covered):
 
 def _request(scope: Any) -> Request:
     query = scope["query_string"].decode("latin-1")
-    return Request(scope["method"], scope["path"], query, Headers(scope["headers"]), scope)
+    return make(Request, (scope["method"], scope["path"], query, Headers(scope["headers"]), scope))
 
 
 def _without_extensions(scope: Any) -> Any:
