@@ -88,6 +88,10 @@ SERVERS: dict[str, Command] = {
     "starlette-granian": granian_asgi("starlette_app:application"),
     "fastapi-h11": h11("fastapi_app:application"),
     "dependency-httptools": httptools("fastapi_app:by_dependency"),
+    "hostile-h11": h11("hostile_asgi:application"),
+    "hostile-httptools": httptools("hostile_asgi:application"),
+    "hostile-hypercorn": hypercorn("hostile_asgi:application"),
+    "hostile-granian": granian_asgi("hostile_asgi:application"),
 }
 """Every server, and what runs in it."""
 
@@ -97,9 +101,10 @@ class WebServer(ProcessServer):
 
     name = "web"
 
-    def __init__(self, kind: str, world: World) -> None:
+    def __init__(self, kind: str, world: World, environment: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.kind, self.world = kind, world
+        self._environment = environment or {}
 
     @classmethod
     def get(cls) -> None:
@@ -116,6 +121,7 @@ class WebServer(ProcessServer):
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "PYTHONDONTWRITEBYTECODE": "1",
             **self.world.environment,
+            **self._environment,
         }
 
     def ask(self) -> None:
@@ -133,9 +139,9 @@ class WebServer(ProcessServer):
         return f"http://{HOST}:{self.port}"
 
 
-def start(kind: str, world: World) -> WebServer:
+def start(kind: str, world: World, environment: Mapping[str, str] | None = None) -> WebServer:
     """Start one of ``SERVERS``."""
-    return WebServer(kind, world).start()
+    return WebServer(kind, world, environment).start()
 
 
 def sites(*kinds: str, lacks: Mapping[str, Iterable[str]] = MappingProxyType({})) -> Any:

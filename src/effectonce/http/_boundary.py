@@ -6,6 +6,7 @@ The methods of ``Exchange`` are coroutines in the adapter's own colour, so that 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,8 +20,8 @@ from .._durations import Duration, seconds
 from .._flow import Colour
 from .._messages import Outcome
 from .._receiver import Receiver
-from ..errors import NotApplied, UsageError
-from ..keys import LONGEST, content_id, prefix
+from ..errors import LateArrival, NotApplied, UsageError
+from ..keys import content_id, prefix
 from ..policy import Policy
 from ._exchange import (
     ANSWER,
@@ -110,6 +111,7 @@ class RuleWords(TypedDict, total=False):
     max_request: int
     max_response: int
     body_timeout: Duration
+    max_new_keys: int | None
     header: str
     replayed_header: str
     documentation: str
@@ -132,6 +134,8 @@ class Rules:
     max_request      a larger body is refused (413)
     max_response     a larger response is sent, but not remembered
     body_timeout     how long a request's body may take to arrive
+    max_new_keys     so many new keys may a caller use in a minute, in each process; more are refused (429), while
+                     repeats get their answers
     header, replayed_header, documentation
                      names of the headers, and where clients can read about them
     """
@@ -149,6 +153,7 @@ class Rules:
     max_request: int = 16 << 20
     max_response: int = 1 << 20
     body_timeout: Duration = "60s"
+    max_new_keys: int | None = None
     header: str = "Idempotency-Key"
     replayed_header: str = "X-Idempotency-Replayed"
     documentation: str = SPECIFICATION
@@ -175,9 +180,10 @@ class Rules:
             raise UsageError(
                 f"methods={self.methods!r}: name methods that change something, such as ['POST', 'PATCH', 'PUT']."
             )
-        for name in ("max_request", "max_response"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)!r} must be a whole number of bytes.")
+        for name in ("max_request", "max_response", "max_new_keys"):
+            number = getattr(self, name)
+            if number is not None and (type(number) is not int or number < 0):
+                raise UsageError(f"{name}={number!r} must be a whole number, 0 or more.")
         object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "header_name", self.header.lower().encode())
         object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))
@@ -250,6 +256,7 @@ class Boundary:
                 "say scope=PUBLIC if all callers may see each other's answers."
             )
         self.methods = self.rules.methods.union(*(rules.methods for _, rules in self.routes if rules))
+        self.quota = Quota(receiver.flow.monotonic)
         self._words = words
         self._own: dict[tuple[Route | None, Route], Rules] = {}
 
@@ -279,6 +286,35 @@ class Boundary:
     def scope_of(self, request: Request) -> Any:
         """What the scope function gives: a name, nothing, or something to await."""
         return self.scope(request) if callable(self.scope) else PUBLIC
+
+
+class Quota:
+    """How many new keys each caller has used in this minute, as far as this process knows."""
+
+    SECONDS = 60.0
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._until = 0.0
+        self._used: Counter[str] = Counter()
+
+    def is_used_up(self, scope: str, limit: int) -> bool:
+        """Whether a caller may use no more new keys now."""
+        if self._monotonic() >= self._until:
+            self._used.clear()  # of every caller, so that what is held is bounded by a minute's traffic
+            self._until = self._monotonic() + self.SECONDS
+        return self._used[scope] >= limit
+
+    def use(self, scope: str) -> None:
+        """A caller has used a new key."""
+        self._used[scope] += 1
+
+    def refusal(self) -> Problem:
+        """What a new key gets now."""
+        left = max(self._until - self._monotonic(), 0.0)
+        return Problem(
+            "too-many-keys", "Wait, then send the same request with the same key again.", retry_after=left
+        )
 
 
 def _rules(words: Mapping[str, Any]) -> Rules:
@@ -312,8 +348,15 @@ def mark_of(handler: Any) -> Route | None:
     return getattr(handler, "effectonce", None)
 
 
+LONGEST_NAME = 64
+_CREDENTIALS = re.compile(r"(?i)(basic|bearer|digest|negotiate|token|api-?key)[ :=]")
+
+
 def checked_scope(scope: Any) -> str:
-    """The name that a scope function gave. One that gives nothing refuses the request."""
+    """The name that a scope function gave. One that gives nothing refuses the request.
+
+    What looks like credentials, or is too long for a name, is stored and logged as a hash of it.
+    """
     if not scope:
         raise Problem("scope-missing", "Send the credentials that this API asks for.")
     text: Any = type(scope).__str__
@@ -321,7 +364,8 @@ def checked_scope(scope: Any) -> str:
         raise UsageError(f"The scope function gave {scope!r}. Have it give a name: a string or a number.")
     name = str(scope)
     try:
-        name = name if len(name) <= LONGEST else content_id(name)
+        if len(name) > LONGEST_NAME or _CREDENTIALS.match(name):
+            name = content_id(name)
         prefix(name, OPERATION)
     except UsageError:
         raise Problem("scope-missing", "These credentials can't name anybody.") from None
@@ -382,21 +426,30 @@ class Exchange:
     wish: Wish
 
     def __init__(self, boundary: Boundary, rules: Rules, colour: Colour, key: str, scope: str) -> None:
-        self.flow, self.rules, self.colour = boundary.receiver.flow, rules, colour
+        self.flow, self.rules, self.colour, self.quota = boundary.receiver.flow, rules, colour, boundary.quota
         self.key, self.scope = key, scope
 
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
-        call = call_of(prefix(self.scope, OPERATION) + self.key, fingerprint, self.rules.terms, ANSWER)
-        self.call = call
+        name, rules = prefix(self.scope, OPERATION) + self.key, self.rules
+        limit = rules.max_new_keys
+        if limit is not None and self.quota.is_used_up(self.scope, limit):
+            terms = rules.terms.but(late="reject", dead_letter=None)
+            self.call = call_of(name, fingerprint, terms, ANSWER, may_create=False)
+        else:
+            self.call = call_of(name, fingerprint, rules.terms, ANSWER)
         try:
-            opened = await self.flow.open(self.colour, call)
+            opened = await self.flow.open(self.colour, self.call)
         except BaseException:
             self.abandon()
             raise
         if isinstance(opened, Attempt):
             self.attempt, self.wish = opened, Wish()
+            if limit is not None:
+                self.quota.use(self.scope)
             return None
+        if isinstance(opened.error, LateArrival):
+            raise self.quota.refusal()
         return self.given(opened)
 
     @contextmanager

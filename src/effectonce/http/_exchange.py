@@ -265,6 +265,7 @@ PROBLEMS: dict[str, Kind] = {
     "request-incomplete": Kind(400, "The request body ended too early", True),
     "length-required": Kind(411, "The length of the request body is not known", False),
     "request-too-large": Kind(413, "The request body is too large", False),
+    "too-many-keys": Kind(429, "Too many new requests by this caller", True),
     "key-reused": Kind(422, "Idempotency-Key was used for another request", False),
     "in-progress": Kind(409, "The first request with this key is still running", True),
     "response-not-replayable": Kind(409, "The request was done, but its response can't be repeated", False),
