@@ -47,6 +47,7 @@ MENU.update({"die": _die, "long-headers": _long_headers, "secrets": _secrets})
 HASTY = [
     Route("/hasty/**", body_timeout=BODY_SECONDS, max_request=1 << 20),
     Route("/flood/**", max_new_keys=3),
+    Route("/storm/**", busy="wait"),
     # A crash is found out by the end of a lease.
     Route("/crash/**", busy="wait", policy=Policy(lease=1.0)),
     Route("/crash-once/**", busy="wait", policy=Policy(lease=1.0, on_crash="in_doubt")),
