@@ -3,7 +3,7 @@
 The harness speaks JSON lines over this process's stdin and stdout:
 
     {"do": "open", "store": "memory", "op": "new", …}   ->  {"ok": true, "version": "0.2.1"}
-    {"do": "slice", "operations": 500}                  ->  {"ok": true, "value": 1.6e-06, …}
+    {"do": "slice", "operations": 500}                  ->  {"ok": true, "value": 1.6e-06, "seconds": 0.001, …}
     {"do": "close"}                                     ->  {"ok": true}
 
 Every contender, the raw one included, is measured through this same loop, so all are treated alike.
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import traceback
+from time import perf_counter
 from typing import Any
 
 from benchmarks.workers.base import Setup, Subject, version_of
@@ -44,7 +45,9 @@ def main() -> None:
                 # Each slice begins with the same empty young generations; the collector stays on, as it is in
                 # a user's process.
                 gc.collect()
+                start = perf_counter()
                 answer.update(subject.slice(request["operations"]))
+                answer["seconds"] = perf_counter() - start
             else:
                 subject.close()
         except Exception as error:
