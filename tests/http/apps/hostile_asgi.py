@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.http.apps.bare_asgi import app, asked, live
-from tests.http.apps.extremes import BODY_SECONDS, HEADER_BYTES, STORE
+from tests.http.apps.extremes import BODY_SECONDS, HEADER_BYTES, PIECE_BYTES, STORE
 from tests.http.apps.kitchen import MENU, ROUTES, TEXT, Dish, caller, open_receiver
 from tests.http.world import FOLDER
 
@@ -69,7 +69,28 @@ def _whose(request: Request) -> str:
     return request.headers.get("authorization") or caller(request)
 
 
-covered = IdempotencyMiddleware(app, _receiver(), scope=_whose, routes=HASTY + ROUTES)
+async def streaming(scope: Any, receive: Any, send: Any) -> None:
+    """``sink`` reads a body and forgets it, ``spring`` answers as many bytes as it is asked for; all others cook."""
+    what, wanted = asked(scope)
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    if what == "sink":
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+        await send(start)
+        await send({"type": "http.response.body", "body": b"%d" % size})
+    elif what == "spring":
+        await send(start)
+        for _ in range(int(wanted) // PIECE_BYTES):
+            await send({"type": "http.response.body", "body": bytes(PIECE_BYTES), "more_body": True})
+        await send({"type": "http.response.body"})
+    else:
+        await app(scope, receive, send)
+
+
+covered = IdempotencyMiddleware(streaming, _receiver(), scope=_whose, routes=HASTY + ROUTES)
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
