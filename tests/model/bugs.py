@@ -259,7 +259,7 @@ def release_on_cancel() -> AbstractContextManager[Any]:
 def no_withdrawal() -> AbstractContextManager[Any]:
     """A caller that is cancelled while it claims just goes."""
 
-    async def careless(self: Flow, colour: Any, claim: Claim) -> None:
+    async def careless(self: Flow, colour: Any, claim: Claim, cancelled: Any = None) -> None:
         pass
 
     return patch.object(Flow, "withdraw", careless)

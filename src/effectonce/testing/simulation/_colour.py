@@ -106,6 +106,10 @@ class Simulated:
         """Wait until an attempt of this process ends, at most ``seconds``."""
         await ask(WaitFor(attempt, self._process.now + seconds))
 
+    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something. Here a second cancellation strikes it all the same, and it is sent again: the worse case."""
+        return await work
+
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
         """Await the handler; interrupt it when the keeper says that the attempt's lease is lost."""
         process = self._process
