@@ -166,12 +166,21 @@ class Statements:
             if not head.startswith("-- asked: "):
                 self.one[name] = Statement(f"effectonce_{name}", text)
                 continue
-            columns = [column.split() for column in head.removeprefix("-- asked: ").split(", ")]
-            single = ", ".join(f"${n}::{kind} AS {column}" for n, (column, kind) in enumerate(columns, 1))
-            arrays = ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(columns, 1))
-            names = ", ".join(column for column, _ in columns)
-            rows = f"unnest({arrays}) WITH ORDINALITY AS asked ({names}, place)"
-            self.one[name] = Statement(
-                f"effectonce_{name}", body.replace("{asked}", f"(SELECT {single}, 1 AS place) AS asked")
-            )
-            self.many[name] = Statement(f"effectonce_{name}_many", body.replace("{asked}", rows))
+            one, many = _asked(head.removeprefix("-- asked: "))
+            if not name.endswith("_many"):
+                self.one[name] = Statement(f"effectonce_{name}", body.replace("{asked}", one))
+            if f"{name}_many" not in named:
+                name = name.removesuffix("_many")
+                self.many[name] = Statement(f"effectonce_{name}_many", body.replace("{asked}", many))
+
+
+def _asked(columns: str) -> tuple[str, str]:
+    """What is asked for as one row of parameters, and as many rows out of arrays."""
+    pairs = [column.split() for column in columns.split(", ")]
+    one = ", ".join(f"${number}::{kind} AS {name}" for number, (name, kind) in enumerate(pairs, 1))
+    arrays = ", ".join(f"${number}::{kind}[]" for number, (_, kind) in enumerate(pairs, 1))
+    names = ", ".join(name for name, _ in pairs)
+    return (
+        f"(SELECT {one}, 1 AS place) AS asked",
+        f"unnest({arrays}) WITH ORDINALITY AS asked ({names}, place)",
+    )

@@ -132,20 +132,26 @@ class ThreadWires:
         self._put_back(wire)
         return answer
 
-    def run_aside(self, calls: Sequence[Call], then: Then) -> None:
-        """Have statements executed that nobody waits for; their wire rests at the bottom of the stack meanwhile."""
+    def run_aside(self, calls: Sequence[Call], then: Then) -> bool:
+        """Have statements executed that nobody waits for; their wire rests at the bottom of the stack meanwhile.
+
+        False if everybody is busy, or the last ones are still on their way.
+        """
         try:
             wire = self._stack.pop(0)
-        except IndexError:  # everybody is busy: another time
-            return
+        except IndexError:
+            return False
+        wire = wire or self._open()
         try:
-            wire = wire or self._open()
-            if wire.is_free():
+            is_free = wire.is_free()
+            if is_free:
                 wire.send([(statement, statement.encoded(values)) for statement, values in calls], False)
                 wire.then = then
             self._stack.insert(0, wire)
         except Lost:
             self._drop(wire)
+            return True
+        return is_free
 
     def close(self) -> None:
         """Close every wire, and one that is in use as soon as it is not."""

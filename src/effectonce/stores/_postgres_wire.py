@@ -72,8 +72,8 @@ def let_go(connection: psycopg.Connection[Any]) -> None:
 class Wire:
     """One connection. It is used by one caller at a time.
 
-    A single statement that is prepared goes as such. Several go in libpq's pipeline mode, and so does one that has to
-    be prepared first: it is still one round trip.
+    A single statement goes as such. Several go in libpq's pipeline mode, and so does one that has to be prepared first:
+    it is still one round trip.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], prepare: bool) -> None:
@@ -95,10 +95,8 @@ class Wire:
         """Send statements, each a transaction of its own or all of them one; whether everything has left."""
         pg = self._pg
         try:
-            if len(calls) == 1 and calls[0][0] in self._prepared:
-                ((statement, values),) = calls
-                pg.send_query_prepared(statement.name, values, statement.formats, 1)
-                self._sent.append((statement, False))
+            if len(calls) == 1 and (calls[0][0] in self._prepared or not self._is_to_prepare(calls[0][0])):
+                self._send_one(*calls[0])
             else:
                 pg.enter_pipeline_mode()
                 for statement, values in calls:
@@ -111,9 +109,12 @@ class Wire:
         except psycopg.OperationalError as error:
             raise self._lost() from error
 
+    def _is_to_prepare(self, statement: Statement) -> bool:
+        return self._prepare and bool(statement.name)
+
     def _send_one(self, statement: Statement, values: list[bytes | None]) -> None:
         pg = self._pg
-        if not (self._prepare and statement.name):
+        if not self._is_to_prepare(statement):
             pg.send_query_params(statement.text.encode(), values, None, statement.formats, 1)
         else:
             if statement not in self._prepared:

@@ -59,8 +59,8 @@ from .base import Features, Store, StoreStats
 
 T = TypeVar("T")
 
-PURGE_EVERY, PURGE_ROWS = 32, 128
-"""After 32 new claims the hand passes some 128 rows."""
+PURGE_EVERY, PURGE_SHARE, PURGE_MOST = 32, 4, 256
+"""After 32 new claims the hand passes four times as many rows, but not more than 256 at once."""
 LANES = 3
 """Round trips of an event loop that may be on their way at once."""
 
@@ -78,8 +78,8 @@ class _Verbs(SteppingStore):
         """The connections that this caller uses."""
         raise NotImplementedError
 
-    def purge_aside(self) -> None:
-        """Let the hand pass some rows while nobody waits for it."""
+    def purge_aside(self, rows: int) -> bool:
+        """Let the hand pass some rows while nobody waits for it; False if the last purge goes on."""
         raise NotImplementedError
 
     async def run(self, calls: Sequence[Call], together: bool = False) -> Sequence[Answer]:
@@ -170,9 +170,10 @@ class _Verbs(SteppingStore):
     def count(self, new_claims: int) -> None:
         """Let a purge ride along with every few new claims."""
         self._new_claims += new_claims
-        if self._new_claims >= PURGE_EVERY:
+        if self._new_claims >= PURGE_EVERY and self.purge_aside(
+            min(self._new_claims * PURGE_SHARE, PURGE_MOST)
+        ):
             self._new_claims = 0
-            self.purge_aside()
 
     # Everything else
 
@@ -356,16 +357,18 @@ class PostgresStore(_Verbs):
                 word.wait(seconds)
         return told != [False]
 
-    def purge_aside(self) -> None:
+    def purge_aside(self, rows: int) -> bool:
         """Let the hand pass some rows on a connection that nobody needs just now."""
-        call = self._table.pass_over(PURGE_ROWS)
+        call = self._table.pass_over(rows)
 
         def then(answers: Sequence[Answer]) -> None:
             if not isinstance(answers[0], Refusal):
                 self._table.passed(call, answers[0][0])
 
-        with suppress(Lost, EffectOnceError):  # nobody asked for it
-            self._wires.run_aside([call], then)
+        try:
+            return bool(self._wires.run_aside([call], then))
+        except (Lost, EffectOnceError):  # nobody asked for it
+            return True
 
     def for_asyncio(self) -> Store:
         """The same verbs for callers on event loops."""
@@ -471,16 +474,18 @@ class _OnLoops(_Verbs):
         finally:
             timer.cancel()
 
-    def purge_aside(self) -> None:
+    def purge_aside(self, rows: int) -> bool:
         """Let the hand pass some rows in a task of its own."""
         here = self.here()
-        if here.purge is None:
-            here.purge = asyncio.get_running_loop().create_task(self._purge_quietly(here))
+        if here.purge is not None:
+            return False
+        here.purge = asyncio.get_running_loop().create_task(self._purge_quietly(here, rows))
+        return True
 
-    async def _purge_quietly(self, here: _Loop) -> None:
+    async def _purge_quietly(self, here: _Loop, rows: int) -> None:
         try:
             with suppress(EffectOnceError):  # nobody asked for it
-                await self.purge(PURGE_ROWS)
+                await self.purge(rows)
         finally:
             here.purge = None
 

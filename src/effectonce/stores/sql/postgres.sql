@@ -58,6 +58,27 @@ SELECT place, state, CASE WHEN fence IS NULL THEN {put}(id, asked.key, print, co
        lease_until, expires_at, fingerprint, content, date_part('epoch', clock_timestamp())
 FROM {asked} LEFT JOIN {table} USING (id);
 
+-- The same for many, by one insert instead of a call for each. They get fences one after the other, so that a fence tells
+-- whose it is.
+-- name: add_many
+-- asked: id uuid, key text, print bytea, code integer, lease float8, keep float8, owner bytea
+WITH clock AS MATERIALIZED (
+    SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint AS micros
+), found AS MATERIALIZED (
+    SELECT asked.*, state, fence, lease_until, expires_at, fingerprint, content FROM {asked} LEFT JOIN {table} USING (id)
+), added AS (
+    INSERT INTO {table}
+    SELECT micros + place, id, key, print, code, (micros + place) / 1000000::float8 + lease + keep,
+           (micros + place) / 1000000::float8 + lease, owner
+    FROM found, clock WHERE fence IS NULL
+    ON CONFLICT DO NOTHING
+    RETURNING fence
+)
+SELECT place, state, fence, lease_until, expires_at, fingerprint, content, micros / 1000000::float8
+FROM found, clock WHERE fence IS NOT NULL
+UNION ALL
+SELECT fence - micros, NULL, fence, NULL, NULL, NULL, NULL, NULL FROM added, clock;
+
 -- name: end
 -- asked: id uuid, owner bytea, fence bigint, state integer, result bytea, keep float8
 UPDATE {table} AS record
