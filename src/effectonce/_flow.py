@@ -205,12 +205,13 @@ class Flow:
             return self.unrecorded(attempt, value)
         attempt.ending = True
         completion = answers.completion_of(call, attempt, value)
+        ending: Ending | None = None
         if trouble is None:
             try:
                 ending = await colour.store.complete(completion)
             except colour.trouble as error:
                 trouble = error
-        if trouble is not None:
+        if ending is None:
             try:
                 ending = await self._end(colour, attempt, completion, trouble)
             except StoreError as unanswered:

@@ -66,15 +66,15 @@ async def _take_in_pieces(
     try:
         async with in_time(rules):
             while True:
-                message = message or await coming
-                if message["type"] != "http.request":
+                arrived: Message = message or await coming
+                if arrived["type"] != "http.request":
                     raise Gone
-                piece = message.get("body", b"")
+                piece = arrived.get("body", b"")
                 size += len(piece)
                 check_size(size, rules)
                 hasher.update(piece)
                 await spill(spool, piece, size)
-                if not message.get("more_body"):
+                if not arrived.get("more_body"):
                     break
                 message, coming = None, receive()
         check_size(size, rules, declared)
