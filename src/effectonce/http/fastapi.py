@@ -11,12 +11,12 @@ refused before anything is claimed or replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import SAFE, Boundary, Route, RuleWords, Scope
+from ._boundary import SAFE, Boundary, Route, Rules, RuleWords, Scope
 from ._exchange import PROBLEMS
 from .asgi import HANDLE, IdempotencyMiddleware
 
@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtra("effectonce.http.fastapi needs FastAPI: pip install 'effectonce[fastapi]'.") from error
 
-__all__ = ["PROBLEM_RESPONSES", "IdempotencyMiddleware", "idempotent", "install"]
+__all__ = ["IdempotencyMiddleware", "idempotent", "install"]
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -42,17 +42,12 @@ PROBLEM_SCHEMA: dict[str, Any] = {
     },
 }
 
-
-def _responses() -> dict[int | str, dict[str, Any]]:
-    titles: dict[int, list[str]] = {}
-    for status, title, _ in PROBLEMS.values():
-        titles.setdefault(status, []).append(title)
-    content = {"application/problem+json": {"schema": PROBLEM_SCHEMA}}
-    return {status: {"description": "; ".join(found), "content": content} for status, found in titles.items()}
-
-
-PROBLEM_RESPONSES = _responses()
-"""What a covered route may answer besides its own, for ``responses=``."""
+CLAIMED = "x-effectonce"
+"""Marks the header of a dependency that claims, to be found again in the document."""
+STRICT_PATTERN = r'^"(?! *"$)([ !#-\[\]-~]|\\["\\]){1,255}"$'
+PATTERN = rf"{STRICT_PATTERN}|^[!#-+\--:<-\[\]-~]{{1,255}}$"
+"""What is a key, for the document; ``_exchange.key_of`` decides."""
+KEY: Any = Header(None, alias="Idempotency-Key", json_schema_extra={CLAIMED: True})
 
 
 def install(
@@ -76,23 +71,26 @@ def install(
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
-        return _with_problems(describe(), boundary) if scope is not None else describe()
+        is_new = app.openapi_schema is None
+        document = describe()
+        if is_new:
+            for operation, its_rules in _covered(boundary, document):
+                _describe(operation, its_rules)
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def idempotent(scope: Callable[..., Any], *, header: str = "Idempotency-Key") -> Any:
+def idempotent(scope: Callable[..., Any]) -> Any:
     """A dependency that makes one route happen once. ``scope`` is a dependency too: it says who is calling.
 
-    Name it after the dependencies that refuse callers, and give the route ``responses=PROBLEM_RESPONSES``.
+    Name it after the dependencies that refuse callers.
     """
 
     async def claim(
         request: Request,
         whose: Any = Depends(scope),  # noqa: B008 - how FastAPI is told
-        key: str | None = Header(
-            None, alias=header, description="Names this request; the same on every repeat."
-        ),
+        key: Any = KEY,
     ) -> None:
         covered = request.scope.get(HANDLE)
         if covered is None:
@@ -100,7 +98,7 @@ def idempotent(scope: Callable[..., Any], *, header: str = "Idempotency-Key") ->
         elif not await covered.claim(whose):
             raise HTTPException(covered.instead.status)  # the boundary sends the answer in its place
 
-    claim.__annotations__ = {"request": Request, "whose": Any, "key": str | None, "return": None}
+    claim.__annotations__ = {"request": Request, "whose": Any, "key": Any, "return": None}
     return Depends(claim)
 
 
@@ -113,18 +111,38 @@ def _check_uncovered(request: Request) -> None:
         raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
 
 
-def _with_problems(document: dict[str, Any], boundary: Boundary) -> dict[str, Any]:
+# -- OpenAPI -------------------------------------------------------------------------------------------------------
+
+
+def _covered(boundary: Boundary, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Rules]]:
+    """The operations of a document that the boundary covers, with their rules."""
     for path, operations in document.get("paths", {}).items():
         for method, operation in operations.items():
             rules = boundary.rules_for(method.upper(), path)
-            if rules is None:
-                continue
-            parameters = operation.setdefault("parameters", [])
-            if not any(each.get("name") == rules.header for each in parameters):
-                schema = {"type": "string", "maxLength": 257}
-                parameters.append(
-                    {"name": rules.header, "in": "header", "required": rules.required, "schema": schema}
-                )
-            for status, response in PROBLEM_RESPONSES.items():
-                operation.setdefault("responses", {}).setdefault(str(status), response)
-    return document
+            claimed = any(map(_is_claim, operation.get("parameters", ())))
+            if rules is not None and (rules.claim == "boundary" or claimed):
+                yield operation, rules
+
+
+def _is_claim(parameter: dict[str, Any]) -> bool:
+    return CLAIMED in parameter.get("schema", {})
+
+
+def _describe(operation: dict[str, Any], rules: Rules) -> None:
+    """Add the key, and what the boundary may answer, to what an operation says of itself."""
+    parameter = {
+        "name": rules.header,
+        "in": "header",
+        "required": rules.required and rules.key is None,
+        "description": f"Names this request; the same on every repeat of it. See {rules.documentation}",
+        "schema": {"type": "string", "pattern": STRICT_PATTERN if rules.strict else PATTERN},
+    }
+    others = [each for each in operation.get("parameters", ()) if not _is_claim(each)]
+    operation["parameters"] = [*others, parameter]
+    titles: dict[int, list[str]] = {}
+    for code, (status, title, _) in PROBLEMS.items():
+        titles.setdefault(rules.busy_status if code == "in-progress" else status, []).append(title)
+    responses = operation.setdefault("responses", {})
+    for status, found in sorted(titles.items()):
+        response = responses.setdefault(str(status), {"description": "; ".join(found)})
+        response.setdefault("content", {})["application/problem+json"] = {"schema": PROBLEM_SCHEMA}
