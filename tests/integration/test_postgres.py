@@ -819,6 +819,20 @@ def test_what_is_revived_is_not_forgotten(place: Place) -> None:
         assert run(store.get("b")) is None
 
 
+def test_a_large_table_is_counted_by_a_sample(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting stays cheap; what a sample suggests is not far from what is there."""
+    with place.store() as store:
+        for start in range(0, 20_000, 500):
+            claims = [claim_of(f"key {number}") for number in range(start, start + 500)]
+            decisions = run(store.claim_many(claims))
+            run(store.complete_many([ending_of(decision) for decision in decisions[::2]]))
+        assert run(store.stats()).by_state == {"PENDING": 10_000, "COMPLETED": 10_000}
+        monkeypatch.setattr("effectonce.stores.postgres.COUNTED_PAGES", 100)
+        stats = run(store.stats())
+        assert 10_000 < stats.keys < 40_000
+        assert set(stats.by_state) == {"PENDING", "COMPLETED"}
+
+
 # Waiting
 
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg  # type: ignore[import-untyped]
 
 from ..errors import UsageError
-from ._postgres_sql import STALE, Answer, Call, Lost, Refusal, TimedOut, check_version, settings
+from ._postgres_sql import PATIENCE, STALE, Answer, Call, Lost, Refusal, TimedOut, check_version, settings
 from ._urls import shown
 
 T = TypeVar("T")
@@ -136,9 +136,10 @@ class LoopWires:
             self._stack.append(connection)
         return answer
 
-    async def _fetch(self, connection: Any, call: Call) -> Answer:
+    async def _fetch(self, connection: Any, call: Call, patience: int = 1) -> Answer:
+        seconds = self._seconds * patience
         try:
-            answer: Answer = await connection.fetch(call.statement.text, *call.values, timeout=self._seconds)
+            answer: Answer = await connection.fetch(call.statement.text, *call.values, timeout=seconds)
         except asyncpg.PostgresError as error:
             code: str = getattr(error, "sqlstate", "")
             if connection.is_closed() or code in STALE:
@@ -151,7 +152,7 @@ class LoopWires:
         transaction = connection.transaction()
         await transaction.start()
         for call in calls:
-            answers.append(await self._fetch(connection, call))
+            answers.append(await self._fetch(connection, call, PATIENCE))
             if isinstance(answers[-1], Refusal):
                 await transaction.rollback()
                 return answers

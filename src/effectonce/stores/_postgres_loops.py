@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from ._postgres_sql import Answer, Call, Lost, TimedOut
+from ._postgres_sql import PATIENCE, Answer, Call, Lost, TimedOut
 from ._postgres_wire import Connect, Encoded, Wire, dialler
 
 __all__ = ["LoopWires", "dialler"]
@@ -97,15 +97,16 @@ class LoopWires:
     async def run(self, calls: Sequence[Call], together: bool = False) -> Sequence[Answer]:
         """Have statements executed. If a wire broke before its answer came, they are sent again on a new one."""
         encoded = [(statement, statement.encoded(values)) for statement, values in calls]
+        seconds = self._seconds * (PATIENCE if together else 1)
         if self._stack:
             try:
-                return await self._stack.pop().ask(encoded, together, self._seconds)
+                return await self._stack.pop().ask(encoded, together, seconds)
             except TimedOut:
                 raise
             except Lost as error:
                 for wire in list(self._stack):  # what broke this one broke them all
                     wire.fail(error)
-        return await (await self._open()).ask(encoded, together, self._seconds)
+        return await (await self._open()).ask(encoded, together, seconds)
 
     def take_back(self, wire: LoopWire) -> None:
         """A wire is free again."""

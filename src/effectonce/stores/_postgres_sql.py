@@ -16,6 +16,9 @@ STALE: Final = {"0A000", "25006", "26000"}
 """Refusals that are about the connection: a prepared statement that is gone or no longer fits, a server that has become
 a standby."""
 
+PATIENCE: Final = 60
+"""How much longer than a usual command one that goes through a whole table may take."""
+
 Row = tuple[Any, ...]
 Values = Sequence[Any]
 

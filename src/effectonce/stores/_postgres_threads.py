@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from ._postgres_sql import Answer, Call, Lost, Refusal, Statement, TimedOut, Values
+from ._postgres_sql import PATIENCE, Answer, Call, Lost, Refusal, Statement, TimedOut, Values
 from ._postgres_wire import OK, Connect, Encoded, Wire, dialler
 
 __all__ = ["ThreadWires", "dialler"]
@@ -166,7 +166,7 @@ class ThreadWires:
 
     def _use(self, wire: ThreadWire, calls: Sequence[Encoded], together: bool) -> list[Answer]:
         try:
-            answers = wire.ask(calls, together, self._seconds)
+            answers = wire.ask(calls, together, self._seconds * (PATIENCE if together else 1))
         except BaseException:  # Ctrl-C too: answers are still on their way to it
             self._drop(wire)
             raise

@@ -143,9 +143,9 @@ WITH span AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM gone), hand, pages FROM span;
 
--- Some questions are for everything: for them the table may be read from its first page to its last.
+-- Some questions are for everything: for them the table may be read from its first page to its last, as long as it takes.
 -- name: may_read_all
-SELECT set_config('enable_seqscan', 'on', true);
+SELECT set_config('enable_seqscan', 'on', true), set_config('statement_timeout', '0', true);
 
 -- name: scan
 SELECT key, state, fence, lease_until, expires_at, fingerprint, content
@@ -157,7 +157,7 @@ WITH clock AS MATERIALIZED (
 )
 SELECT state & 7, count(*), count(*) FILTER (WHERE expires_at <= now AND state & 7 <> 4 AND state & 15 <> 9),
        min(lease_until) - now
-FROM {table}, clock GROUP BY state & 7, now;
+FROM {table} TABLESAMPLE SYSTEM ($1::float8), clock GROUP BY state & 7, now;
 
 -- name: size
-SELECT pg_total_relation_size('{table}');
+SELECT pg_total_relation_size('{table}'), pg_relation_size('{table}') / current_setting('block_size')::bigint;
