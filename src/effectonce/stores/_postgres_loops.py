@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import psycopg
@@ -24,7 +25,7 @@ class LoopWire(Wire):
         self._home = home
         self._waiter: asyncio.Future[list[Answer]] | None = None
         self._deadline = 0.0
-        self._timed = False
+        self._alarm = inf
         asyncio.get_running_loop().add_reader(self.socket, self._readable)
 
     def ask(self, calls: Sequence[Encoded], together: bool, seconds: float) -> asyncio.Future[list[Answer]]:
@@ -39,9 +40,8 @@ class LoopWire(Wire):
             raise
         self._waiter = waiter
         self._deadline = loop.time() + seconds
-        if not self._timed:
-            self._timed = True
-            loop.call_at(self._deadline, self._look_at_the_clock)
+        if self._deadline < self._alarm:
+            self._set_alarm(loop)
         return waiter
 
     def _readable(self) -> None:
@@ -66,12 +66,16 @@ class LoopWire(Wire):
             return
         self._readable()  # what came meanwhile has been taken in, and does not wake the loop again
 
+    def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._alarm = self._deadline
+        loop.call_at(self._alarm, self._look_at_the_clock)
+
     def _look_at_the_clock(self) -> None:
         """One timer for many answers: it looks again when the latest of them is due."""
         loop = asyncio.get_running_loop()
-        self._timed = self._waiter is not None and loop.time() < self._deadline
-        if self._timed:
-            loop.call_at(self._deadline, self._look_at_the_clock)
+        self._alarm = inf
+        if self._waiter is not None and loop.time() < self._deadline:
+            self._set_alarm(loop)
         elif self._waiter is not None:
             self.fail(TimedOut("no answer in time"))
 
