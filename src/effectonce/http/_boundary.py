@@ -266,6 +266,7 @@ class Boundary:
 
     def rules_for(self, method: str, path: str, own: Route | None = None) -> Rules | None:
         """The rules for a request; None if it is not covered. What its handler says of itself (``own``) goes first."""
+        method = method.upper()  # some frameworks take "post" for what it means
         if own is not None:
             rules = self._own_rules(path, own) if own.covered else None
             return rules if rules is not None and method in rules.methods else None

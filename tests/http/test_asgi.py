@@ -1,0 +1,625 @@
+"""The ASGI middleware in this process: apps that break the rules, leases that are lost, words that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import Any
+
+import anyio
+import pytest
+from tests.unit.receiving import StagedStore, by_hand
+
+from effectonce import Policy, Receiver, State, current
+from effectonce.errors import UsageError
+from effectonce.http import PUBLIC, Route
+from effectonce.http._boundary import Headers, Quota, Rules, RuleWords
+from effectonce.http.asgi import IdempotencyMiddleware
+from effectonce.testing.clocks import ManualClock
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+START = {"type": "http.response.start", "status": 201, "headers": []}
+END = {"type": "http.response.body", "body": b"done"}
+
+
+def scope_of(method: str = "POST", key: str | None = "k", *headers: tuple[bytes, bytes], **more: Any) -> Any:
+    lines = list(headers) + ([(b"idempotency-key", key.encode())] if key is not None else [])
+    return {"type": "http", "method": method, "path": "/p", "query_string": b"", "headers": lines, **more}
+
+
+class Client:
+    """One request, and what is sent for it."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        bodies = pieces or (b"",)
+        self._coming = [
+            {"type": "http.request", "body": piece, "more_body": at < len(bodies)}
+            for at, piece in enumerate(bodies, 1)
+        ]
+        self.messages: list[Any] = []
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> Any:
+        if not self._coming:
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+        return self._coming.pop(0)
+
+    async def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    @property
+    def status(self) -> int | None:
+        return self.messages[0]["status"] if self.messages else None
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages[1:])
+
+    @property
+    def code(self) -> str | None:
+        return json.loads(self.body)["code"] if self.status and self.status >= 400 else None
+
+    @property
+    def replayed(self) -> bool:
+        return (b"x-idempotency-replayed", b"true") in self.messages[0]["headers"]
+
+
+async def ask(app: App, scope: Any = None, *pieces: bytes) -> Client:
+    client = Client(*pieces)
+    await app(scope_of() if scope is None else scope, client.receive, client.send)
+    return client
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others have their turns until something is so."""
+    while not condition():  # noqa: ASYNC110 - nobody is there to set an event
+        await asyncio.sleep(0)
+
+
+class Handler:
+    """An app that sends what it is told, and counts."""
+
+    def __init__(self, *messages: Any, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.messages, self.then, self.runs = messages or (START, END), then, 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.runs += 1
+        for message in self.messages:
+            await send(message)
+        if self.then is not None:
+            await self.then()
+
+
+def covered(app: App, store: Any = "memory://", **words: Any) -> IdempotencyMiddleware:
+    return IdempotencyMiddleware(app, Receiver(store), **{"scope": PUBLIC, **words})
+
+
+# -- What passes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scope", [{"type": "lifespan"}, {"type": "websocket", "path": "/p"}, scope_of("GET")]
+)
+def test_everything_else_passes_as_it_is(scope: Any) -> None:
+    """The very objects that the server gave: nothing is wrapped, nothing is copied."""
+    seen: list[Any] = []
+
+    async def app(*given: Any) -> None:
+        seen.extend(given)
+
+    client = Client()
+    asyncio.run(covered(app)(scope, receive := client.receive, send := client.send))
+    assert seen[0] is scope
+    assert seen[1:] == [receive, send]
+
+
+def test_a_method_in_small_letters_is_covered() -> None:
+    """Frameworks that take it for what it means must not open a way around."""
+    handler = Handler()
+
+    async def main() -> None:
+        app = covered(handler)
+        assert [(await ask(app, scope_of("post"))).status for _ in range(2)] == [201, 201]
+
+    asyncio.run(main())
+    assert handler.runs == 1
+
+
+def test_extensions_that_would_send_past_the_body_are_not_offered() -> None:
+    """Others, such as who the client is by TLS, are."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["extensions"])
+        await send({"type": "http.response.early_hint", "links": []})
+        await Handler()(scope, receive, send)
+
+    offered = {"tls": {"cn": "ann"}, "http.response.pathsend": {}, "http.response.trailers": {}}
+    client = asyncio.run(ask(covered(app), scope_of(extensions=offered)))
+    assert seen == [{"tls": {"cn": "ann"}}]
+    assert [message["type"] for message in client.messages] == ["http.response.start", "http.response.body"]
+
+
+# -- Apps that break the rules -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (END,),
+        ({**START, "headers": [(b"content-length", b"5")]}, END),
+        (
+            {**START, "headers": [(b"content-length", b"3")]},
+            {**END, "more_body": True},
+            {"type": "http.response.body"},
+        ),
+    ],
+    ids=["body before start", "too short", "too long"],
+)
+def test_an_answer_that_can_not_be_sent_is_not_recorded(messages: tuple[Any, ...]) -> None:
+    """It is the app's error, so a retry may run, as after any other."""
+    handler = Handler(*messages)
+
+    async def main() -> None:
+        app = covered(handler)
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                await ask(app)
+
+    asyncio.run(main())
+    assert handler.runs == 2
+
+
+def test_an_app_that_returns_without_a_response_has_failed() -> None:
+    """Nothing was said, so a retry may run."""
+    runs = 0
+
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    async def main() -> None:
+        app = covered(silent)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="without a complete response"):
+                await ask(app)
+
+    asyncio.run(main())
+    assert runs == 2
+
+
+def test_an_app_that_returns_in_the_middle_of_its_response_has_done_it() -> None:
+    """What it did is done; what it said is lost, and no repeat runs it again."""
+    handler = Handler(START, {**END, "more_body": True})
+
+    async def main() -> None:
+        app = covered(handler)
+        with pytest.raises(RuntimeError, match="without a complete response"):
+            await ask(app)
+        assert (await ask(app)).code == "response-not-replayable"
+
+    asyncio.run(main())
+    assert handler.runs == 1
+
+
+def test_a_response_without_a_length_is_complete_when_the_app_ends_well() -> None:
+    """Starlette sends the end of a stream that broke off, and raises only then."""
+
+    async def break_off() -> None:
+        raise ValueError("the stream broke off")
+
+    handler = Handler(START, {**END, "more_body": True}, {"type": "http.response.body"}, then=break_off)
+
+    async def main() -> None:
+        app = covered(handler)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="broke off"):
+                await ask(app)
+
+    asyncio.run(main())
+    assert handler.runs == 2
+
+
+def test_an_answer_does_not_wait_for_what_the_app_does_after_it() -> None:
+    """Background tasks may take their time, whether the response had a length or not."""
+    for headers in ([], [(b"content-length", b"4")]):
+
+        async def main(start: Any) -> None:
+            client, background = Client(), asyncio.Event()
+
+            async def after() -> None:
+                await background.wait()
+
+            app = covered(Handler(start, END, then=after))
+            running = asyncio.ensure_future(app(scope_of(), client.receive, client.send))
+            await until(lambda: len(client.messages) == 2)
+            assert (client.status, client.body, running.done()) == (201, b"done", False)
+            background.set()
+            await running
+
+        asyncio.run(main({**START, "headers": headers}))
+
+
+def test_pieces_may_be_any_bytes_and_headers_any_iterable() -> None:
+    """All that ASGI, and Starlette beyond it, allow."""
+    pieces = (
+        {"type": "http.response.body", "body": memoryview(b"do"), "more_body": True},
+        {"type": "http.response.body", "body": bytearray(b"ne")},
+    )
+
+    async def main() -> None:
+        handler = Handler({**START, "headers": iter([[b"x-a", b"1"], [b"x-a", b"2"]])}, *pieces)
+        app = covered(handler)
+        for replayed in (False, True):
+            client = await ask(app)
+            assert (client.body, client.replayed) == (b"done", replayed)
+            assert client.messages[0]["headers"][:2] == [(b"x-a", b"1"), (b"x-a", b"2")]
+
+    asyncio.run(main())
+
+
+# -- Leases, stores and cancellation -------------------------------------------------------------------------------
+
+
+def on_a_clock(app: App, **words: Any) -> tuple[IdempotencyMiddleware, StagedStore, ManualClock]:
+    clock = ManualClock()
+    store = StagedStore(clock=clock)
+    receiver = by_hand(Receiver(store, monotonic=clock, policy=Policy(lease=60, **words)))
+    return IdempotencyMiddleware(app, receiver, scope=PUBLIC), store, clock
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_of_two_attempts_the_recorded_one_answers(streams: bool) -> None:
+    """A lease ended and another attempt took over: its answer is everyone's, and a stream of the other one stops."""
+    gates: list[asyncio.Event] = []
+    stopped: list[BaseException] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        gates.append(gate := asyncio.Event())
+        number = len(gates)
+        if number == 1:
+            await gate.wait()
+        if number == 1 and streams:
+            await send({**START, "headers": [(b"content-type", b"text/event-stream")]})
+            try:
+                while True:
+                    await send({"type": "http.response.body", "body": b"data", "more_body": True})
+                    await asyncio.sleep(0)
+            except ConnectionAbortedError as error:
+                stopped.append(error)
+                raise
+        await Handler(START, {"type": "http.response.body", "body": b"%d" % number})(scope, receive, send)
+
+    async def main() -> None:
+        middleware, _, clock = on_a_clock(app)
+        first = asyncio.ensure_future(ask(middleware))
+        await until(lambda: gates)
+        clock.advance(61)
+        assert (await ask(middleware)).body == b"2"
+        gates[0].set()
+        client = await first
+        assert (client.status, client.body, client.replayed) == (201, b"2", True)
+
+    asyncio.run(main())
+    assert len(stopped) == streams
+
+
+def test_what_goes_wrong_while_recording_is_not_the_apps_word() -> None:
+    """A store that breaks in a way of its own: the claim stays, and nobody runs it again."""
+    handler = Handler()
+
+    async def main() -> None:
+        middleware, store, _ = on_a_clock(handler)
+        store.fail("complete", error=RuntimeError("a bug in the driver"))
+        with pytest.raises(RuntimeError, match="driver"):
+            await ask(middleware)
+        store.recover()
+        assert (await ask(middleware)).code == "in-progress"
+        assert not middleware.boundary.receiver.flow.keeper.live
+        (record,) = await store.scan()
+        assert record.state is State.PENDING
+
+    asyncio.run(main())
+    assert handler.runs == 1
+
+
+def test_an_impatient_handler_is_recorded_all_the_same() -> None:
+    """A cancel scope of anyio cancels again and again what takes longer than it may, and recording does."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with anyio.CancelScope() as patience:
+            store.before["complete"] = lambda: patience.cancel() or asyncio.sleep(0.01)
+            await Handler({**START, "headers": [(b"content-length", b"4")]}, END)(scope, receive, send)
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="without a complete response"):
+            await ask(middleware)
+        client = await ask(middleware)
+        assert (client.status, client.body, client.replayed) == (201, b"done", True)
+
+    middleware, store, _ = on_a_clock(app)
+    asyncio.run(main())
+    assert store.calls.count("complete") == 2
+
+
+def test_a_handler_that_listens_hears_of_a_gone_client_after_its_answer() -> None:
+    """Frameworks act on a disconnect: it is held back until the answer is recorded, and told then."""
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        listening = asyncio.ensure_future(receive())
+        for _ in range(20):  # longer than a disconnect takes that is not held back
+            await asyncio.sleep(0)
+        if listening.done():
+            raise ConnectionError("the client has gone, so nothing is done for it")
+        await Handler({**START, "headers": [(b"content-length", b"4")]}, END)(scope, receive, send)
+        heard.append((await listening)["type"])
+
+    async def main() -> None:
+        client, middleware = Client(), covered(app)
+        client.gone.set()
+        await middleware(scope_of(), client.receive, client.send)
+        assert (client.status, heard) == (201, ["http.disconnect"])
+
+    asyncio.run(main())
+
+
+def test_an_error_that_nobody_waits_for_is_reported() -> None:
+    """The client had gone; whoever watches the event loop hears of it."""
+    told: list[Any] = []
+    gate = asyncio.Event()
+
+    async def fail() -> None:
+        await gate.wait()
+        raise ValueError("nobody hears this")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        app = covered(Handler(START, then=fail))
+        running = asyncio.ensure_future(ask(app))
+        await asyncio.sleep(0)
+        await until(lambda: app.running)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        gate.set()
+        await until(lambda: not app.running)
+
+    asyncio.run(main())
+    assert [repr(error) for error in told] == ["ValueError('nobody hears this')"]
+
+
+def test_a_request_leaves_nothing_to_collect() -> None:
+    """No object waits for the garbage collector, which would be a cost of every request."""
+
+    async def main() -> None:
+        app = covered(Handler())
+        await ask(app)
+        gc.collect()
+        gc.disable()
+        try:
+            await ask(app, scope_of(key="another"))
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+
+    asyncio.run(main())
+
+
+# -- Bodies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_shorter_than_it_says_is_refused() -> None:
+    """Where a server takes the end of a connection for the end of a body."""
+    handler = Handler()
+    client = asyncio.run(ask(covered(handler), scope_of("POST", "k", (b"content-length", b"10")), b"5 EUR"))
+    assert (client.status, client.code, handler.runs) == (400, "request-incomplete", 0)
+
+
+def test_a_length_beyond_all_numbers_is_refused() -> None:
+    """Without reading the number, which would take long."""
+    handler = Handler()
+    client = asyncio.run(ask(covered(handler), scope_of("POST", "k", (b"content-length", b"9" * 5000))))
+    assert (client.status, handler.runs) == (413, 0)
+
+
+def test_a_client_that_leaves_before_its_body_has_asked_nothing() -> None:
+    """Nothing runs, and nothing is sent."""
+
+    async def main() -> None:
+        client = Client(b"5 ", b"EUR")
+        client._coming.pop()
+        client.gone.set()
+        await covered(handler)(scope_of(), client.receive, client.send)
+        assert client.messages == []
+
+    handler = Handler()
+    asyncio.run(main())
+    assert handler.runs == 0
+
+
+@pytest.mark.parametrize("size", [10, 70_000, 1_500_000])
+@pytest.mark.parametrize("fingerprint", ["body", "json"])
+def test_a_body_reaches_the_app_as_it_was(size: int, fingerprint: Any) -> None:
+    """In one piece or in many, from memory or from the disk, hashed here or in a thread."""
+    body = json.dumps({"x": "y" * size}).encode()
+    heard: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            message = await receive()
+            heard.append(message["body"])
+            if not message["more_body"]:
+                break
+        await Handler()(scope, receive, send)
+
+    async def main() -> None:
+        middleware = covered(app, fingerprint=fingerprint)
+        assert (await ask(middleware, None, body)).status == 201
+        third = len(body) // 3
+        assert (await ask(middleware, None, body[:third], body[third:])).replayed
+        assert (await ask(middleware, scope_of(key="l"), body[:third], body[third:])).status == 201
+
+    asyncio.run(main())
+    assert b"".join(heard) == body * 2
+
+
+# -- Handlers that claim -------------------------------------------------------------------------------------------
+
+
+def claiming(then: Callable[[Any, Any, Any], Awaitable[None]]) -> IdempotencyMiddleware:
+    return covered(then, scope=None, claim="handler")
+
+
+def test_a_handler_claims_once() -> None:
+    """And not after it has answered."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not scope["effectonce"].claimed and scope["path"] == "/late":
+            await Handler()(scope, receive, send)
+        else:
+            assert await scope["effectonce"].claim("ann")
+            assert current().key == "ann|http||k"
+        await scope["effectonce"].claim("ann")
+
+    async def main() -> None:
+        for path in ("/p", "/late"):
+            with pytest.raises(UsageError, match="claimed already"):
+                await ask(claiming(app), scope_of(path=path))
+
+    asyncio.run(main())
+
+
+def test_what_no_handler_claims_is_cancelled_as_ever() -> None:
+    """Without a claim there is nothing to protect."""
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):  # it takes its time to clean up
+                await asyncio.sleep(0)
+            ended.append("cancelled")
+
+    async def main() -> None:
+        running = asyncio.ensure_future(ask(claiming(app)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert ended == ["cancelled"]
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_claims_has_the_body_before_and_after() -> None:
+    """What it read before is part of what was asked, and what it did not read is still there."""
+    heard: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        heard.append((await receive())["body"])
+        if await scope["effectonce"].claim("ann"):
+            heard.append((await receive())["body"])
+            await Handler()(scope, receive, send)
+
+    async def main() -> None:
+        middleware = claiming(app)
+        assert (await ask(middleware, None, b"5 ", b"EUR")).status == 201
+        assert (await ask(middleware, None, b"5 ", b"EUR")).replayed
+        assert (await ask(middleware, None, b"5 ", b"USD")).code == "key-reused"
+
+    asyncio.run(main())
+    assert heard == [b"5 ", b"EUR", b"5 ", b"5 "]
+
+
+# -- Words ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ({"methods": "POST"}, "methods="),
+        ({"methods": ["GET", "POST"]}, "methods="),
+        ({"max_request": -1}, "max_request="),
+        ({"max_new_keys": "5"}, "max_new_keys="),
+        ({"busy": 503}, "busy="),
+        ({"header": "a b"}, "header="),
+        ({"keys": 5}, "no such rule"),
+        ({"scope": None}, "scope="),
+        ({"scope": "everybody"}, "scope="),
+    ],
+)
+def test_a_wrong_word_is_told(words: dict[str, Any], match: str) -> None:
+    """When the app is made, not when the first request comes."""
+    with pytest.raises(UsageError, match=match):
+        covered(Handler(), **words)
+
+
+def test_what_is_no_receiver_is_told() -> None:
+    """Such as the URL of a store."""
+    with pytest.raises(UsageError, match="not a Receiver"):
+        IdempotencyMiddleware(Handler(), "memory://", scope=PUBLIC)  # type: ignore[arg-type]
+
+
+def test_the_typed_words_are_the_rules() -> None:
+    """Neither has one that the other lacks."""
+    assert set(RuleWords.__annotations__) == {each.name for each in fields(Rules) if each.init}
+
+
+def test_a_scope_function_may_be_awaited_and_may_fail() -> None:
+    """What it raises goes to the server, and nothing was claimed."""
+
+    async def whose(request: Any) -> str:
+        await asyncio.sleep(0)
+        return {"ann": "ann"}[request.headers["x-user"]]
+
+    async def main() -> None:
+        app = covered(handler, scope=whose)
+        assert (await ask(app, scope_of("POST", "k", (b"x-user", b"ann")))).status == 201
+        with pytest.raises(KeyError):
+            await ask(app, scope_of("POST", "k", (b"x-user", b"bob")))
+
+    handler = Handler()
+    asyncio.run(main())
+    assert handler.runs == 1
+
+
+def test_headers_by_name() -> None:
+    """Whatever the case; several lines are one, cookies by semicolons."""
+    headers = Headers([(b"a", b"1"), (b"cookie", b"b=2"), (b"a", b"3"), (b"cookie", b"c=\xfc")])
+    assert (headers["A"], headers["cookie"], headers.get("d"), len(headers)) == ("1, 3", "b=2; c=ü", None, 2)
+    assert list(headers) == ["a", "cookie"]
+    assert "ж" not in headers
+
+
+def test_a_quota_is_for_a_minute() -> None:
+    """Then every caller may go on."""
+    clock = ManualClock()
+    quota = Quota(clock)
+    assert not quota.is_used_up("ann", 1)
+    quota.use("ann")
+    assert (quota.is_used_up("ann", 1), quota.is_used_up("bob", 1)) == (True, False)
+    clock.advance(59)
+    assert (quota.is_used_up("ann", 1), quota.refusal().retry_after) == (True, 1.0)
+    clock.advance(1)
+    assert not quota.is_used_up("ann", 1)
+
+
+def test_a_route_may_have_rules_of_its_own() -> None:
+    """By path, where a star stands for a part and two for any number of them."""
+    handler = Handler()
+
+    async def main() -> None:
+        app = covered(handler, routes=[Route("/free/*", covered=False), Route("/loose/**", required=False)])
+        for path, status in (("/free/a", 201), ("/free/a/b", 400), ("/loose/a/b", 201), ("/other", 400)):
+            assert (await ask(app, scope_of("POST", None, path=path))).status == status
+
+    asyncio.run(main())
