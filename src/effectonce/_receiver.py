@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from . import batch, keys
+from . import batch, codec, keys
 from ._answers import Call, call_of
 from ._attempt import CURRENT, Attempt
 from ._blocking import Blocking, run
@@ -82,6 +82,7 @@ class Receiver:
         self.flow = Flow(self._keeper, self.events, monotonic)
         self._prefix = _named(scope, "", consumer, "", "")
         self._operations: dict[str, tuple[Any, ...]] = {}
+        codec.prepare()
         tell_of_forks(self._keeper)
 
     @cached_property

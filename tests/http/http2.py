@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 
 import h2.config
 import h2.connection
@@ -85,7 +86,9 @@ class Pending:
         self._flush()
 
     def _flush(self) -> None:
-        self._socket.sendall(self._protocol.data_to_send())
+        # A server may have answered, and closed, before it has read everything: what it said is still to be heard.
+        with suppress(ConnectionError):
+            self._socket.sendall(self._protocol.data_to_send())
 
 
 class Http2Site(Site):

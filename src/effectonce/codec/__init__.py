@@ -30,7 +30,7 @@ Where to look::
 from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
 from ._errors import decode_error, encode_error
-from ._values import Form, decode, encode
+from ._values import Form, decode, encode, prepare
 
 __all__ = [
     "Form",
@@ -41,4 +41,5 @@ __all__ = [
     "decode_error",
     "encode",
     "encode_error",
+    "prepare",
 ]

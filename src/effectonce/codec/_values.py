@@ -57,6 +57,11 @@ def decode(data: bytes, hint: Any = Any) -> Any:
         ) from error
 
 
+def prepare() -> None:
+    """Load what encoding and decoding need: an import that a signal interrupts later would strand every thread."""
+    decode(encode({}))
+
+
 # -- Packing ---------------------------------------------------------------------------------------------------
 
 K = TypeVar("K")
