@@ -16,7 +16,8 @@ from tests.unit.receiving import StagedStore, by_hand
 from effectonce import Policy, Receiver, State, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC, Route
-from effectonce.http._boundary import Headers, Quota, Rules, RuleWords
+from effectonce.http._boundary import Quota
+from effectonce.http._rules import Headers, Rules, RuleWords
 from effectonce.http.asgi import IdempotencyMiddleware
 from effectonce.testing.clocks import ManualClock
 
@@ -611,6 +612,29 @@ def test_a_quota_is_for_a_minute() -> None:
     assert (quota.is_used_up("ann", 1), quota.refusal().retry_after) == (True, 1.0)
     clock.advance(1)
     assert not quota.is_used_up("ann", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "status"),
+    [
+        ("/api/free", "/api", 201),
+        ("/api/api/free", "/api", 400),
+        ("/apifree", "/api", 400),
+        ("/free", "/api", 201),
+    ],
+)
+def test_routes_are_the_paths_that_the_app_sees(path: str, root: str, status: int) -> None:
+    """Wherever it is mounted, and whether the server says so in the path or not."""
+    seen: list[str] = []
+
+    def whose(request: Any) -> str:
+        seen.append(request.path)
+        return "ann"
+
+    app = covered(Handler(), routes=[Route("/free", covered=False)], scope=whose)
+    assert asyncio.run(ask(app, scope_of("POST", None, path=path, root_path=root))).status == status
+    assert asyncio.run(ask(app, scope_of(path="/api/pay", root_path="/api"))).status == 201
+    assert seen == ["/pay"]
 
 
 def test_a_route_may_have_rules_of_its_own() -> None:

@@ -13,8 +13,8 @@ from tempfile import SpooledTemporaryFile
 from types import CoroutineType, coroutine
 from typing import IO, Any
 
-from ._boundary import Rules
 from ._exchange import Hasher, Problem, fingerprint_of
+from ._rules import Rules
 
 Message = Any
 Receive = Callable[[], Awaitable[Message]]

@@ -10,8 +10,8 @@ from os import SEEK_END
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
-from ._boundary import Rules
 from ._exchange import Hasher, Problem
+from ._rules import Rules
 
 IN_MEMORY = 1 << 20
 """A longer body waits on the disk for the app to read it."""

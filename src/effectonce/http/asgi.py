@@ -18,22 +18,9 @@ from .._receiver import Receiver
 from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Gone, Message, Passing, Receive, close, message_of, take_in, whole
-from ._boundary import (
-    WISH,
-    Boundary,
-    Exchange,
-    Headers,
-    Request,
-    Route,
-    Rules,
-    RuleWords,
-    Scope,
-    checked_scope,
-    key_in,
-    key_missing,
-    natural_key,
-)
+from ._boundary import WISH, Boundary, Exchange, checked_scope, key_in, key_missing, natural_key
 from ._exchange import PUBLIC, Answer, Problem, key_of, outlook, sound
+from ._rules import Headers, Request, Route, Rules, RuleWords, Scope
 
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
@@ -67,17 +54,18 @@ class IdempotencyMiddleware:
         self.running: set[_Covered] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            rules = self.boundary.rules_for(scope["method"], scope["path"])
-            if rules is not None:
-                try:
-                    await self._cover(rules, scope, receive, send)
-                except Problem as problem:
-                    await _send(send, problem.answer(rules.documentation))
-                except Gone:
-                    pass
-                return
-        await self.app(scope, receive, send)
+        rules = None
+        if scope["type"] == "http" and scope["method"].upper() in self.boundary.methods:
+            rules = self.boundary.rules_for(scope["method"], seen_path(scope))
+        if rules is None:
+            await self.app(scope, receive, send)
+            return
+        try:
+            await self._cover(rules, scope, receive, send)
+        except Problem as problem:
+            await _send(send, problem.answer(rules.documentation))
+        except Gone:
+            pass
 
     async def _cover(self, rules: Rules, scope: Any, receive: Receive, send: Send) -> None:
         """The way of a covered request, written out in one place: every one of them pays for each step."""
@@ -419,7 +407,14 @@ class _Claimable(_Covered):
 
 def _request(scope: Any) -> Request:
     query = scope["query_string"].decode("latin-1")
-    return make(Request, (scope["method"], scope["path"], query, Headers(scope["headers"]), scope))
+    return make(Request, (scope["method"], seen_path(scope), query, Headers(scope["headers"]), scope))
+
+
+def seen_path(scope: Any) -> str:
+    """The path that the app sees, wherever it is mounted."""
+    path: str = scope["path"]
+    root = scope.get("root_path")
+    return path[len(root) :] or "/" if root and f"{path}/".startswith(f"{root}/") else path
 
 
 def _without_extensions(scope: Any) -> Any:

@@ -33,22 +33,10 @@ from typing import IO, Any, TypeVar, Unpack, overload
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import (
-    Boundary,
-    Exchange,
-    Request,
-    Rules,
-    RuleWords,
-    checked_scope,
-    claimed_here,
-    key_in,
-    mark,
-    mark_of,
-    natural_key,
-    raised,
-)
+from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key, raised
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
+from ._rules import Request, Rules, RuleWords, mark, mark_of
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async

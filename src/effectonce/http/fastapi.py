@@ -16,9 +16,10 @@ from typing import Any, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import SAFE, Boundary, Route, Rules, RuleWords, Scope
+from ._boundary import Boundary
 from ._exchange import PROBLEMS
-from .asgi import HANDLE, IdempotencyMiddleware
+from ._rules import SAFE, Route, Rules, RuleWords, Scope
+from .asgi import HANDLE, IdempotencyMiddleware, seen_path
 
 try:
     from fastapi import Depends, FastAPI, Header, HTTPException
@@ -107,7 +108,7 @@ def _check_uncovered(request: Request) -> None:
     boundary: Boundary | None = getattr(request.app.state, "effectonce", None)
     if request.method in SAFE:
         return
-    if boundary is None or boundary.rules_for(request.method, request.scope["path"]) is not None:
+    if boundary is None or boundary.rules_for(request.method, seen_path(request.scope)) is not None:
         raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
 
 

@@ -24,8 +24,8 @@ from typing import Any, TypeVar, Unpack
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
 from . import _boundary
-from ._boundary import Route, Rules, RuleWords, Scope, mark, mark_of
 from ._exchange import PUBLIC
+from ._rules import Route, Rules, RuleWords, Scope, mark, mark_of
 from .wsgi import Environ, IdempotencyMiddleware, method_of, path_of, request_of
 
 try:

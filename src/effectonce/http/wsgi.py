@@ -18,21 +18,10 @@ from wsgiref.util import FileWrapper
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch, UsageError
-from ._boundary import (
-    Boundary,
-    Exchange,
-    Request,
-    Route,
-    Rules,
-    RuleWords,
-    Scope,
-    checked_scope,
-    claimed_here,
-    key_in,
-    natural_key,
-)
+from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import take_in_from, whole
+from ._rules import Request, Route, Rules, RuleWords, Scope
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
