@@ -84,7 +84,7 @@ def check_version(major: int) -> None:
 
 # Parameters and results travel in PostgreSQL's binary form.
 
-_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "text": str.encode,
     "bytea": bytes,
     "uuid": bytes,
@@ -100,7 +100,7 @@ _NULL = _LENGTH(-1)
 
 def _array_encoder(kind: str) -> Callable[[Sequence[Any]], bytes]:
     """One dimension that begins at 1 and may hold NULL."""
-    encode, head = _ENCODERS[kind], struct.pack(">iii", 1, 1, _OIDS[kind])
+    encode, head = ENCODERS[kind], struct.pack(">iii", 1, 1, _OIDS[kind])
 
     def array(values: Sequence[Any]) -> bytes:
         count = len(values)
@@ -129,7 +129,7 @@ class Statement:
         self.text = text
         kinds = dict(re.findall(r"\$(\d+)::(\w+(?:\[\])?)", text))
         self._encoders = [
-            _array_encoder(kind[:-2]) if kind.endswith("[]") else _ENCODERS[kind]
+            _array_encoder(kind[:-2]) if kind.endswith("[]") else ENCODERS[kind]
             for kind in (kinds[str(number + 1)] for number in range(len(kinds)))
         ]
         self.formats = [1] * len(kinds)

@@ -9,12 +9,14 @@ from typing import Any, Final, NamedTuple
 from .._protocol import decide_claim
 from .._records import NOBODY, Claim, Completion, Record, State, make
 from ..errors import StoreMismatch
-from ._postgres_sql import Call, Row, Statements
+from ._postgres_sql import ENCODERS, Call, Row, Statements
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, Swap
 
 PENDING, ONCE, IN_STATE, ATTEMPT = State.PENDING, 8, 15, 32
 """In the column ``state``: what is added for a claim at most once, what masks both, and what an attempt counts."""
 CLAIMED, CLAIMED_ONCE = PENDING + ATTEMPT, PENDING + ONCE + ATTEMPT
+_ENCODED, _ENCODED_ONCE = map(ENCODERS["integer"], (CLAIMED, CLAIMED_ONCE))
+_float = ENCODERS["float8"]
 STATES: Final = {int(state) + once: (state, once == ONCE) for state in State for once in (0, ONCE)}
 MICROS: Final = 1_000_000
 """A new record's fence is the server's clock in millionths of a second."""
@@ -46,6 +48,15 @@ def add_values(claim: Claim) -> tuple[Any, ...]:
     """What is asked for when a claim's record is to be put in place."""
     key, owner, fingerprint, lease, keep, once, _, _ = claim
     return id_of(key), key, fingerprint or None, CLAIMED_ONCE if once else CLAIMED, lease, keep, owner or None
+
+
+def add_encoded(claim: Claim) -> list[bytes | None]:
+    """The same as it travels. Written out, since every claim pays for it."""
+    key, owner, fingerprint, lease, keep, once, _, _ = claim
+    name = key.encode()
+    code = _ENCODED_ONCE if once else _ENCODED
+    digest = sha256(name).digest()[:16]
+    return [digest, name, fingerprint or None, code, _float(lease), _float(keep), owner or None]
 
 
 def end_values(completion: Completion) -> tuple[Any, ...]:

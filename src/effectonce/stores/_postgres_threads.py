@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 import psycopg
+from psycopg import pq
 
-from ._postgres_sql import PATIENCE, Answer, Call, Lost, Refusal, Statement, TimedOut, Values
-from ._postgres_wire import OK, Connect, Encoded, Wire, dialler
+from ._postgres_sql import PATIENCE, Answer, Call, Lost, Row, Statement, TimedOut
+from ._postgres_wire import OK, TUPLES, Connect, Encoded, Wire, dialler
 
 __all__ = ["ThreadWires", "dialler"]
 
@@ -50,21 +51,31 @@ class ThreadWire(Wire):
         pg = self._pg
         try:
             pg.send_query_prepared(statement.name, values, statement.formats, 1)
-            self._sent.append((statement, False))
             all_sent = not pg.flush()
             if all_sent and self._is_readable(seconds):
                 pg.consume_input()
-                while not pg.is_busy():
+                if not pg.is_busy():
                     result = pg.get_result()
-                    if result is not None:
-                        self._take(result)
-                    elif pg.status == OK:
-                        return self._answers.pop()
+                    if result is not None and result.status == TUPLES and not pg.is_busy():
+                        self._loader.set_pgresult(result)
+                        rows: list[Row] = self._loader.load_rows(0, result.ntuples, tuple)
+                        result = pg.get_result()
+                        if result is None and pg.status == OK:
+                            return rows
+                        self._answers.append(rows)
                     else:
-                        raise self._lost()
+                        self._sent.append((statement, False))
+                    return self._rest(result, seconds)
+            self._sent.append((statement, False))
         except psycopg.OperationalError as error:
             raise self._lost() from error
         return self._answers_in(seconds, all_sent=all_sent)[0]
+
+    def _rest(self, result: pq.abc.PGresult | None, seconds: float) -> Answer:
+        """What follows a result that was already taken."""
+        if result is not None:
+            self._take(result)
+        return (self.receive() or self._answers_in(seconds, all_sent=True))[0]
 
     def _answers_in(self, seconds: float, *, all_sent: bool) -> list[Answer]:
         answers = None
@@ -111,25 +122,26 @@ class ThreadWires:
                 wire = self._take()
         return self._use(wire or self._open(), encoded, together)
 
-    def run_one(self, statement: Statement, values: Values) -> Answer | None:
+    def run_one(self, statement: Statement, values: list[bytes | None]) -> Answer | None:
         """Have one statement executed if there is a wire for it at once. Without an answer, ``run`` tries harder."""
         try:
-            encoded = statement.encoded(values)
             wire = self._stack.pop()
-        except (IndexError, Refusal):
+        except IndexError:
             return None
         if wire is None:
             self._stack.append(None)
             return None
         try:
-            answer = wire.ask_one(statement, encoded, self._seconds)
+            answer = wire.ask_one(statement, values, self._seconds)
         except BaseException as error:
             self._drop(wire)
             if type(error) is not Lost:
                 raise
             self._empty_stack()
             return None
-        self._put_back(wire)
+        self._stack.append(wire)
+        if self._waiting or self._closed:
+            self._changed_hands()
         return answer
 
     def run_aside(self, calls: Sequence[Call], then: Then) -> bool:
@@ -170,13 +182,14 @@ class ThreadWires:
         except BaseException:  # Ctrl-C too: answers are still on their way to it
             self._drop(wire)
             raise
-        self._put_back(wire)
+        self._stack.append(wire)
+        if self._waiting or self._closed:
+            self._changed_hands()
         return answers
 
-    def _put_back(self, wire: ThreadWire) -> None:
-        self._stack.append(wire)
-        if self._waiting:
-            self._tell()
+    def _changed_hands(self) -> None:
+        """Somebody waits for a wire that is back, or the store was closed meanwhile."""
+        self._tell()
         if self._closed:
             self._empty_stack()
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote_plus
 
 from .._fork import tell_of_forks
 from .._protocol import decide_claim
-from .._records import Claim, Completion, Decision, Ending, Record, State
+from .._records import Claim, Completion, Decision, Ending, Record, State, make
 from ..errors import EffectOnceError, MissingExtra, StoreUnavailable, UsageError
 from ._loops import PerLoop
 from ._postgres_sql import Answer, Call, Lost, Refusal, Row, Wires
@@ -33,7 +33,7 @@ from ._postgres_steps import (
     LOOK,
     MICROS,
     Group,
-    add_values,
+    add_encoded,
     end_values,
     grouped,
     id_of,
@@ -314,9 +314,11 @@ class PostgresStore(_Verbs):
         if not claim.may_create:
             return await super().claim(claim)
         try:
-            answer = self._wires.run_one(self._add, add_values(claim))
+            answer = self._wires.run_one(self._add, add_encoded(claim))
         except Lost as lost:
             raise self._table.unreachable(lost) from lost
+        except UnicodeError:
+            answer = None
         if type(answer) is list:
             row = answer[0]
             fence = row[2]
@@ -335,9 +337,11 @@ class PostgresStore(_Verbs):
         """End a claim; the untroubled end is written out here too."""
         if completion.owner and completion.began:
             try:
-                answer = self._wires.run_one(self._end, end_values(completion))
+                answer = self._wires.run_one(self._end, self._end.encoded(end_values(completion)))
             except Lost as lost:
                 raise self._table.unreachable(lost) from lost
+            except Refusal:
+                answer = None
             if answer and type(answer) is list:
                 return Ending.DONE
         return await super().complete(completion)
@@ -440,7 +444,7 @@ class _OnLoops(_Verbs):
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
         if not claim.may_create:
             return await super().claim(claim)
-        (reply,) = await self.here().turns.submit((Add(claim),))
+        (reply,) = await self.here().turns.submit((make(Add, (claim,)),))
         if type(reply) is Added:
             return decide_claim(None, claim, reply.now, reply.fence - 1)
         record, now = reply
@@ -451,7 +455,7 @@ class _OnLoops(_Verbs):
         """End a claim; the untroubled end is written out here too."""
         if not (completion.owner and completion.began):
             return await super().complete(completion)
-        (reply,) = await self.here().turns.submit((End(completion),))
+        (reply,) = await self.here().turns.submit((make(End, (completion,)),))
         return Ending.DONE if reply is DONE else await self.go_on(ending(completion), reply)
 
     async def watch(self, record: Record, seconds: float) -> bool:
