@@ -1,0 +1,31 @@
+"""Atomic mode over asyncmy's ``Connection``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+from .base import Adapter, Dialect, Result, Style, Values, plain, translated
+
+
+class Asyncmy(Adapter):
+    """A connection of an event loop to MySQL or MariaDB. Unless it has autocommit, it always is in a transaction."""
+
+    dialect: Dialect = "mysql"
+    awaits = True
+    style: ClassVar[Style] = "format"
+    how_to_begin = "await connection.begin(), or connect without autocommit=True."
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._plain = import_module("asyncmy.cursors").Cursor
+
+    def in_transaction(self) -> bool:
+        connection = self._connection
+        return not connection.get_autocommit() or bool(connection.get_transaction_status())
+
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        text, args = translated(sql, values, self.style)
+        async with self._connection.cursor(self._plain) as cursor:
+            await cursor.execute(text, args)
+            return Result(plain(await cursor.fetchall()), max(cursor.rowcount, 0))

@@ -1,0 +1,33 @@
+"""Atomic mode over asyncpg's ``Connection``, also one that a pool has lent."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .base import Adapter, Dialect, Result, Values
+
+GIVES_ROWS = re.compile(r"^\s*(?:SELECT|WITH|VALUES|SHOW)\b|\bRETURNING\b", re.IGNORECASE)
+"""asyncpg tells either the rows of a statement or how many it changed, and has to be asked for one of them."""
+CHANGED = re.compile(r"\d+$")
+
+
+class Asyncpg(Adapter):
+    """A connection of an event loop."""
+
+    dialect: Dialect = "postgresql"
+    awaits = True
+    how_to_begin = "async with connection.transaction(): …"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.is_in_transaction())
+
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        if GIVES_ROWS.search(sql):
+            rows = [tuple(row) for row in await self._connection.fetch(sql, *values)]
+            return Result(rows, len(rows))
+        counted = CHANGED.search(await self._connection.execute(sql, *values))
+        return Result([], int(counted[0]) if counted else 0)

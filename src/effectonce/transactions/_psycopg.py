@@ -1,0 +1,84 @@
+"""Atomic mode over psycopg's ``Connection`` and ``AsyncConnection``. Statements that go together are pipelined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .base import Adapter, Dialect, Result, Statement, Values, plain
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
+
+class _Psycopg(Adapter):
+    """What both colours share."""
+
+    dialect: Dialect = "postgresql"
+    how_to_begin = "with connection.transaction(): …, or connect without autocommit=True."
+    _connection: Any
+
+    def in_transaction(self) -> bool:
+        from psycopg.pq import TransactionStatus
+
+        idle = self._connection.info.transaction_status is TransactionStatus.IDLE
+        return not (idle and self._connection.autocommit)
+
+
+class Psycopg(_Psycopg):
+    """A blocking connection."""
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        from psycopg import Pipeline, RawCursor
+        from psycopg.rows import tuple_row
+
+        self._connection = connection
+        self._cursor: Callable[[], Any] = lambda: RawCursor(connection, row_factory=tuple_row)
+        self._pipelines = Pipeline.is_supported()
+
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        return self._result(self._cursor().execute(sql.encode(), values or None))
+
+    async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
+        if len(statements) < 2 or not self._pipelines:
+            return await super().execute_all(statements)
+        with self._connection.pipeline():
+            cursors = [self._cursor().execute(sql.encode(), values or None) for sql, values in statements]
+        return [self._result(cursor) for cursor in cursors]
+
+    @staticmethod
+    def _result(cursor: Any) -> Result:
+        rows = plain(cursor.fetchall()) if cursor.description else []
+        return Result(rows, max(cursor.rowcount, 0))
+
+
+class AsyncPsycopg(_Psycopg):
+    """A connection of an event loop."""
+
+    awaits = True
+    how_to_begin = "async with connection.transaction(): …, or connect without autocommit=True."
+
+    def __init__(self, connection: AsyncConnection[Any]) -> None:
+        from psycopg import AsyncPipeline, AsyncRawCursor
+        from psycopg.rows import tuple_row
+
+        self._connection = connection
+        self._cursor: Callable[[], Any] = lambda: AsyncRawCursor(connection, row_factory=tuple_row)
+        self._pipelines = AsyncPipeline.is_supported()
+
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        return await self._result(await self._cursor().execute(sql.encode(), values or None))
+
+    async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
+        if len(statements) < 2 or not self._pipelines:
+            return await super().execute_all(statements)
+        async with self._connection.pipeline():
+            cursors = [
+                await self._cursor().execute(sql.encode(), values or None) for sql, values in statements
+            ]
+        return [await self._result(cursor) for cursor in cursors]
+
+    @staticmethod
+    async def _result(cursor: Any) -> Result:
+        rows = plain(await cursor.fetchall()) if cursor.description else []
+        return Result(rows, max(cursor.rowcount, 0))

@@ -1,0 +1,33 @@
+"""Atomic mode over PyMySQL's ``Connection``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+from .base import Adapter, Dialect, Result, Style, Values, plain, translated
+
+IN_TRANSACTION = 1
+"""The bit of the server's status that says so."""
+
+
+class PyMySQL(Adapter):
+    """A blocking connection to MySQL or MariaDB. Unless it has autocommit, it always is in a transaction."""
+
+    dialect: Dialect = "mysql"
+    style: ClassVar[Style] = "format"
+    how_to_begin = "connection.begin(), or connect without autocommit=True."
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._plain = import_module("pymysql.cursors").Cursor
+
+    def in_transaction(self) -> bool:
+        connection = self._connection
+        return not connection.get_autocommit() or bool(connection.server_status & IN_TRANSACTION)
+
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        text, args = translated(sql, values, self.style)
+        with self._connection.cursor(self._plain) as cursor:
+            cursor.execute(text, args)
+            return Result(plain(cursor.fetchall()), max(cursor.rowcount, 0))

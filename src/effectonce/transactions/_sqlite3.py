@@ -1,0 +1,41 @@
+"""Atomic mode over the standard library's ``sqlite3.Connection``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from .base import Adapter, Dialect, Result, Style, Values, translated
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+
+class SQLite3(Adapter):
+    """A connection of sqlite3. By default it begins a transaction before the first change, and so does this."""
+
+    dialect: Dialect = "sqlite"
+    style: ClassVar[Style] = "qmark"
+    how_to_begin = (
+        'connection.execute("BEGIN IMMEDIATE"), or leave isolation_level= of sqlite3.connect() as it is.'
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        connection = self._connection
+        return connection.in_transaction or (
+            connection.isolation_level is not None and getattr(connection, "autocommit", False) is not True
+        )
+
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        connection = self._connection
+        if not connection.in_transaction:
+            # As the driver does before a change, but not before a SAVEPOINT, whose RELEASE would be a commit then.
+            connection.execute(f"BEGIN {connection.isolation_level}")
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        text, args = translated(sql, values, self.style)
+        cursor.execute(text, args or ())
+        rows = cursor.fetchall()
+        return Result(rows, max(cursor.rowcount, 0))

@@ -1,0 +1,158 @@
+"""What the drivers of users' connections have in common: statements in one style, savepoints, and engines' errors.
+
+An adapter speaks over a connection that its user has, inside a transaction that its user owns. It never commits,
+rolls back (further than to its own savepoints) or opens a connection. Every method is a coroutine; those of blocking
+drivers never suspend, so that one body serves both colours.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+from ..errors import UsageError
+
+Dialect = Literal["sqlite", "postgresql", "mysql"]
+Values = Sequence[Any]
+Statement = tuple[str, Values]
+Style = Literal["numbered", "qmark", "format"]
+
+_NUMBERS = count(1)
+_PARAMETER = re.compile(r"\$(\d+)")
+
+
+class Result(NamedTuple):
+    """What a statement came to: the rows it gave, and how many rows it changed."""
+
+    rows: list[tuple[Any, ...]]
+    changed: int
+
+
+class Adapter(ABC):
+    """A user's connection in one shape.
+
+    Statements are in the engine's own SQL, with ``$1``, ``$2`` … for values, in any order and as often as needed, on
+    every engine; nothing else in them may look so. Values are None, int, float, str, bytes, and on PostgreSQL lists of
+    these. Rows are tuples of the same, whatever row factory the user has chosen.
+    """
+
+    dialect: Dialect
+    awaits: bool = False
+    """Whether its coroutines suspend: then they belong to callers on an event loop."""
+    style: ClassVar[Style] = "numbered"
+    how_to_begin: ClassVar[str]
+    """What to write to be in a transaction, for the error of who is not."""
+
+    @abstractmethod
+    def in_transaction(self) -> bool:
+        """Whether what is executed now is part of a transaction; one that the driver begins by itself counts."""
+
+    def check(self) -> None:
+        """Raise unless a transaction is there for everything to be part of."""
+        if not self.in_transaction():
+            raise UsageError(
+                "This connection commits every statement by itself, so that nothing could be atomic. Begin a "
+                f"transaction first: {self.how_to_begin}"
+            )
+
+    @abstractmethod
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        """Have one statement done. The driver's own errors go through as they are: ``code_of`` reads them."""
+
+    async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
+        """Have several done, in order and up to the first that fails; in one round trip where the driver can."""
+        return [await self.execute(sql, values) for sql, values in statements]
+
+    # Savepoints. A name is good for one savepoint.
+
+    def new_name(self) -> str:
+        """A name for a savepoint that no other has."""
+        return f"effectonce_{next(_NUMBERS)}"
+
+    async def savepoint(self, name: str) -> None:
+        """Mark this moment."""
+        await self.execute(f"SAVEPOINT {name}")
+
+    async def release(self, name: str) -> None:
+        """Forget the mark; an error if it is gone, because somebody has ended the transaction meanwhile."""
+        await self.execute(f"RELEASE SAVEPOINT {name}")
+
+    async def roll_back_to(self, name: str) -> None:
+        """Undo what came after the mark, and forget it."""
+        await self.execute(f"ROLLBACK TO SAVEPOINT {name}")
+        await self.execute(f"RELEASE SAVEPOINT {name}")
+
+
+@lru_cache(maxsize=512)
+def _translated(sql: str, style: Style) -> tuple[str, tuple[int, ...] | None]:
+    """A statement in a driver's style, and which value goes where; None: as they are given."""
+    if style == "numbered":
+        return sql, None
+    if style == "qmark":
+        return _PARAMETER.sub(r"?\1", sql), None
+    places = tuple(int(number) - 1 for number in _PARAMETER.findall(sql))
+    return _PARAMETER.sub("%s", sql.replace("%", "%%")), places
+
+
+def translated(sql: str, values: Values, style: Style) -> tuple[str, tuple[Any, ...] | None]:
+    """A statement and its values as a driver wants them; None: no values, and nothing to be filled in."""
+    if not values:
+        return sql, None
+    text, places = _translated(sql, style)
+    return text, tuple(values if places is None else [values[place] for place in places])
+
+
+def plain(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Rows as tuples, and bytes as bytes."""
+    return [
+        tuple([bytes(value) if isinstance(value, memoryview | bytearray) else value for value in row])
+        for row in rows
+    ]
+
+
+# Errors of drivers, read without importing one of them
+
+SQLITE_BUSY: Final = 5
+LOCK_TIMED_OUT: Final = {"55P03", 1205, 3572}
+"""Somebody else has kept a lock for longer than one may wait."""
+RETRYABLE: Final = {"40001", "40P01", "55P03", 1205, 1213, 3572, SQLITE_BUSY}
+"""The transaction did nothing wrong: all of it may be run again."""
+NO_SUCH_TABLE: Final = {"42P01", "42883", 1146}
+NO_SUCH_SAVEPOINT: Final = {"3B001", 1305}
+_MYSQL_DRIVERS: Final = {"pymysql", "asyncmy", "MySQLdb", "mysql"}
+
+
+def code_of(error: BaseException) -> str | int | None:
+    """The engine's word for an error: PostgreSQL's SQLSTATE, MySQL's number, SQLite's primary code; None: it has none.
+
+    What SQLAlchemy and Django wrap is unwrapped.
+    """
+    for each in _and_causes(error):
+        number = each.args[0] if each.args else None
+        if type(each).__module__.partition(".")[0] in _MYSQL_DRIVERS and type(number) is int:
+            return number
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if isinstance(state, str) and state:
+            return state
+        code = getattr(each, "sqlite_errorcode", None)
+        if isinstance(code, int):
+            return code & 0xFF
+    return None
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether an engine's error asks for nothing but to run the whole transaction again."""
+    return code_of(error) in RETRYABLE
+
+
+def _and_causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = getattr(error, "orig", None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__
