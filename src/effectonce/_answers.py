@@ -105,8 +105,20 @@ def store_error(call: Call, error: BaseException) -> Outcome[Any]:
 
 def replayed(call: Call, record: Record) -> Outcome[Any]:
     """The first answer, again."""
-    status, value, error = _decode(call, record)
-    return make(Outcome, (status, value, True, record.attempts, record.fence, record.guarantee, error))
+    _, state, _, fence, _, _, attempts, result, _, once = record
+    guarantee: Guarantee = "at_most_once" if once else "fenced"
+    if state is COMPLETED and result is not None and result[:1] != UNAVAILABLE:
+        try:  # written out: this is the way of nearly every duplicate
+            value = codec.decode(result, call[2])
+        except Exception as error:
+            unreadable = ResultUnavailable(
+                f"This was done once, but its stored result can't be read here: {error}", key=call.key
+            )
+            unreadable.__cause__ = error
+            return Outcome("replayed", None, True, attempts, fence, guarantee, unreadable)
+        return make(Outcome, ("replayed", value, True, attempts, fence, guarantee, None))
+    status, why = _without_value(call, record)
+    return Outcome(status, None, True, attempts, fence, guarantee, why)
 
 
 def joined(outcome: Outcome[Any]) -> Outcome[Any]:
@@ -152,33 +164,21 @@ def encoded(policy: Policy, hint: Any, value: Any) -> bytes | None:
     return encoded
 
 
-def _decode(call: Call, record: Record) -> tuple[Status, Any, BaseException | None]:
+def _without_value(call: Call, record: Record) -> tuple[Status, BaseException | None]:
+    """The answer of a record that holds no value: an error, nothing, or why it holds none."""
     result, key = record.result, call.key
     if record.state is State.FAILED:
         if result is None:
-            return "failed", None, _exhausted(key, record)
+            return "failed", _exhausted(key, record)
         error = codec.decode_error(result, call.policy.remember)
         error.add_note(
             f"Replayed by effectonce: asking again with the same key gives this same error. [key {key}]"
         )
-        return "failed", None, error
+        return "failed", error
     if result is None:
-        return "replayed", None, None
-    if result.startswith(UNAVAILABLE):
-        why = result[1:].decode("utf-8", "replace")
-        return (
-            "replayed",
-            None,
-            ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key),
-        )
-    try:
-        return "replayed", codec.decode(result, call.hint), None
-    except Exception as error:
-        unreadable = ResultUnavailable(
-            f"This was done once, but its stored result can't be read here: {error}", key=key
-        )
-        unreadable.__cause__ = error
-        return "replayed", None, unreadable
+        return "replayed", None
+    why = result[1:].decode("utf-8", "replace")
+    return "replayed", ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key)
 
 
 def _exhausted(key: str, record: Record | None) -> AttemptsExhausted:

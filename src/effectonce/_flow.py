@@ -291,11 +291,12 @@ class Flow:
 
     def replay(self, call: Call, record: Record, seconds_left: float = 0.0) -> Outcome[Any]:
         """Answer a duplicate from the record, which the store remembers for so long still."""
-        self.events.note("replayed", self.monotonic())
-        if self.events.hooks:
-            self.events.tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
-        if call.policy.cached and seconds_left > 0:
-            self.cache.put(record, self.monotonic() + seconds_left, call.policy.cached)
+        events, now = self.events, self.monotonic()
+        events.note("replayed", now)
+        if events.hooks:
+            events.tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
+        if seconds_left > 0 and call.policy.cached:
+            self.cache.put(record, now + seconds_left, call.policy.cached)
         return answers.replayed(call, record)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:

@@ -45,9 +45,9 @@ def queue_up(group: Group[int, int], *numbers: int) -> list[Caller]:
     """Callers, one after the other."""
     callers = []
     for number in numbers:
-        before = len(group._queue)
+        before = len(group.queue)
         callers.append(Caller(lambda number=number: group.submit([number])))
-        wait_until(lambda before=before: len(group._queue) > before, what="The queue")
+        wait_until(lambda before=before: len(group.queue) > before, what="The queue")
     return callers
 
 
@@ -139,8 +139,8 @@ def test_one_who_leaves_the_queue_is_not_waited_for(group: Group[int, int]) -> N
     """The first of the queue is who will lead. If a signal ends it while it waits, the second is the first."""
     with group.lead:
         first, second = queue_up(group, 1, 2)
-        group._leave(group._queue[0])  # as its exception would
-        wait_until(lambda: group._queue[0].word.empty(), what="The word to the second")
+        group._leave(group.queue[0])  # as its exception would
+        wait_until(lambda: group.queue[0].word.empty(), what="The word to the second")
     assert second.answer(5) == [-2]
     assert first.answer(5) == [-1]
 

@@ -59,17 +59,17 @@ class Group(Generic[C, A]):
         self._write = write
         self._common = common
         self.lead = threading.Lock()
-        self._queue: deque[_Ticket[C, A]] = deque()
+        self.queue: deque[_Ticket[C, A]] = deque()
 
     @property
     def busy(self) -> bool:
         """Whether somebody leads, or waits to: then whoever comes had better queue up too."""
-        return self.lead.locked() or bool(self._queue)
+        return self.lead.locked() or bool(self.queue)
 
     def submit(self, commands: list[C]) -> list[A]:
         """Have commands written together with others', and wait for the answers."""
         ticket: _Ticket[C, A] = _Ticket(commands)
-        self._queue.append(ticket)
+        self.queue.append(ticket)
         try:
             while not ticket.served:
                 if self._is_first(ticket) or not ticket.wait():
@@ -83,7 +83,7 @@ class Group(Generic[C, A]):
 
     def _is_first(self, ticket: _Ticket[C, A]) -> bool:
         try:
-            return self._queue[0] is ticket
+            return self.queue[0] is ticket
         except IndexError:
             return False
 
@@ -96,7 +96,7 @@ class Group(Generic[C, A]):
                     self._take(mine, batch)
                     self._serve(batch)
         finally:  # who was not served, because a signal ended this leader, is first in the queue again
-            self._queue.extendleft(
+            self.queue.extendleft(
                 ticket for ticket in reversed(batch) if not ticket.served and ticket is not mine
             )
             self._tell([ticket for ticket in batch if ticket is not mine])
@@ -105,22 +105,22 @@ class Group(Generic[C, A]):
         """Take those who share the next write from the queue."""
         batch.append(mine)
         size = len(mine.commands)
-        while self._queue:
-            size += 0 if self._queue[0] is mine else len(self._queue[0].commands)
+        while self.queue:
+            size += 0 if self.queue[0] is mine else len(self.queue[0].commands)
             if size > MOST_AT_ONCE:
                 break
-            ticket = self._queue.popleft()
+            ticket = self.queue.popleft()
             if ticket is not mine:
                 batch.append(ticket)
 
     def _leave(self, ticket: _Ticket[C, A]) -> None:
         with suppress(ValueError):  # a leader has taken it
-            self._queue.remove(ticket)
+            self.queue.remove(ticket)
         self._tell([])
 
     def _tell(self, tickets: list[_Ticket[C, A]]) -> None:
         """Say a word to those who were served, and to the first in the queue. No signal can come between."""
-        words = [ticket.word for ticket in (*tickets, *list(self._queue)[:1])]
+        words = [ticket.word for ticket in (*tickets, *list(self.queue)[:1])]
         deque(map(SimpleQueue.put, words, repeat(None)), maxlen=0)
 
     def _serve(self, tickets: list[_Ticket[C, A]]) -> None:

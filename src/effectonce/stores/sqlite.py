@@ -39,6 +39,8 @@ LAST = b""
 """Follows every key: in SQLite a blob is greater than any text."""
 
 Durability = Literal["full", "normal", "off"]
+Pen = sqlite3.Connection | sqlite3.Cursor
+"""What executes statements. A connection makes a cursor for each; one that is kept saves that."""
 Answer = Any
 AGAIN: Answer = object()
 """Stands for the answer of a command whose record was changed by another process between reading and writing."""
@@ -133,14 +135,14 @@ class SQLiteStore(_Verbs):
         self._file = DatabaseFile(path, durability, busy_timeout)
         self._clock = clock
         self._writer: sqlite3.Connection | None = None
+        self._pen: sqlite3.Cursor | None = None
         self._new_claims = 0
         self._expect_new = True
         self._floor = 0
         self._handover: Handover[Command, Answer] | None = None
         self._start()
         with self._file.errors():
-            self._writer = self._file.open_checked()
-            (self._hand,) = self._writer.execute(SQL["hand"]).fetchone()
+            (self._hand,) = self._writing().execute(SQL["hand"]).fetchone()
         tell_of_forks(self)
 
     @classmethod
@@ -171,11 +173,11 @@ class SQLiteStore(_Verbs):
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim: a duplicate by one read, a new key by one durable write."""
-        return cast("Decision", self._execute_one(claim))
+        return self._execute_one(claim, self._perform_claim)  # type: ignore[no-any-return]
 
     async def complete(self, completion: Completion) -> Ending:
         """End a claim; the answer comes when it is on the disk."""
-        return cast("Ending", self._execute_one(completion))
+        return self._execute_one(completion, self._perform_completion)  # type: ignore[no-any-return]
 
     def for_asyncio(self) -> Store:
         """The same verbs, executed on a thread."""
@@ -214,7 +216,7 @@ class SQLiteStore(_Verbs):
             self._group.lead.release()
 
     def _start(self) -> None:
-        self._writer = None
+        self._writer = self._pen = None
         self._readers = Readers(self._file.open)
         self._group: Group[Command, Answer] = Group(self._write, (sqlite3.OperationalError,))
         self._handover = None
@@ -226,7 +228,7 @@ class SQLiteStore(_Verbs):
         self._readers.rest()
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
+            self._writer = self._pen = None
 
     # Execution
 
@@ -245,16 +247,16 @@ class SQLiteStore(_Verbs):
         except sqlite3.Error as error:
             raise self._file.translated(error) from error
 
-    def _execute_one(self, command: Command) -> Answer:
+    def _execute_one(self, command: Command, perform: Callable[..., Answer]) -> Answer:
         """The same for one command: when nobody is in the way it is a statement or two and nothing else."""
         group = self._group
-        if group.busy:
+        if group.lead.locked() or group.queue:
             return self.execute((command,))[0]
         with group.lead:
             try:
-                connection = self._writer
-                if connection and not connection.in_transaction and self._new_claims < PURGE_EVERY:
-                    answer = PERFORM[type(command)](self, connection, command, self._clock())
+                pen = self._pen
+                if pen and not pen.connection.in_transaction and self._new_claims < PURGE_EVERY:
+                    answer = perform(pen, command, self._clock())
                     if answer is not AGAIN:
                         return answer
                 return self._write((command,))[0]
@@ -296,6 +298,7 @@ class SQLiteStore(_Verbs):
     def _writing(self) -> sqlite3.Connection:
         if self._writer is None:
             self._writer = self._file.open_checked()
+            self._pen = self._writer.cursor()
         roll_back(self._writer)  # what a signal has left open; a write inside it would be none
         return self._writer
 
@@ -323,52 +326,47 @@ class SQLiteStore(_Verbs):
 
     # What each command does
 
-    def _perform_claim(self, connection: sqlite3.Connection, claim: Claim, now: float) -> Answer:
+    def _perform_claim(self, pen: Pen, claim: Claim, now: float) -> Answer:
         """Expect what the last claim met: a new key costs one INSERT then, a known one a SELECT."""
         busy = None
         if self._expect_new and claim.may_create:
             decision = decide_claim(None, claim, now, self._floor)
+            new = decision.record
             try:
-                if connection.execute(INSERT, (*_row(cast("Record", decision.record)), self._floor)).rowcount:
+                if new and pen.execute(INSERT, (*_row(new), self._floor)).rowcount:
                     self._new_claims += 1
                     return decision
             except sqlite3.OperationalError as error:  # a duplicate does not need the lock that is missing
                 busy = error
-        record = _read(connection, claim.key)
+        record = _read(pen, claim.key)
         self._expect_new = record is None
         if record is None and claim.may_create:
             if busy is not None:
                 raise busy
-            (self._floor,) = connection.execute(FLOOR).fetchone()
+            (self._floor,) = pen.execute(FLOOR).fetchone()
             return AGAIN
         decision = decide_claim(record, claim, now, 0)
         after = decision.record
         if after is None or record is None or after is record:
             return decision
-        return decision if _replaced(connection, record, after) else AGAIN
+        return decision if _replaced(pen, record, after) else AGAIN
 
-    def _perform_renewal(self, connection: sqlite3.Connection, renewal: Renewal, now: float) -> Answer:
-        record = _read(connection, renewal.key)
+    def _perform_renewal(self, pen: Pen, renewal: Renewal, now: float) -> Answer:
+        record = _read(pen, renewal.key)
         renewed = decide_renewal(record, renewal, now)
         if record is None or renewed is None:
             return False
-        return True if _replaced(connection, record, renewed) else AGAIN
+        return True if _replaced(pen, record, renewed) else AGAIN
 
-    def _perform_completion(
-        self, connection: sqlite3.Connection, completion: Completion, now: float
-    ) -> Answer:
+    def _perform_completion(self, pen: Pen, completion: Completion, now: float) -> Answer:
         key, owner, fence, state, result, keep, began = completion
-        if (
-            owner
-            and began
-            and connection.execute(END, (key, owner, fence, state, result, now + keep)).rowcount
-        ):
+        if owner and began and pen.execute(END, (key, owner, fence, state, result, now + keep)).rowcount:
             return Ending.DONE
-        record = _read(connection, key)
+        record = _read(pen, key)
         ending, after = decide_ending(record, completion, now)
         if record is None or after is None or after is record:
             return ending
-        return ending if _replaced(connection, record, after) else AGAIN
+        return ending if _replaced(pen, record, after) else AGAIN
 
     def _perform_purge(self, connection: sqlite3.Connection, purge: Purge, now: float) -> int:
         """Always inside a transaction: nobody may revive a record between the look and the delete."""
@@ -421,8 +419,8 @@ def _is_common(error: Exception) -> bool:
 # Records and rows. What is empty in a record is NULL in a row, which takes no room.
 
 
-def _read(connection: sqlite3.Connection, key: str) -> Record | None:
-    row = connection.execute(READ, (key,)).fetchone()
+def _read(pen: Pen, key: str) -> Record | None:
+    row = pen.execute(READ, (key,)).fetchone()
     return None if row is None else _from_row(key, row)
 
 
@@ -457,9 +455,9 @@ def _row(record: Record) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _replaced(connection: sqlite3.Connection, before: Record, after: Record) -> bool:
+def _replaced(pen: Pen, before: Record, after: Record) -> bool:
     same = (before.fence, before.state, before.owner or None, before.lease_until or None)
-    return connection.execute(REPLACE, (*_row(after), *same)).rowcount == 1
+    return pen.execute(REPLACE, (*_row(after), *same)).rowcount == 1
 
 
 def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit: int) -> list[Record]:
