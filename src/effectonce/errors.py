@@ -13,6 +13,8 @@ EffectOnceError
 │   ├── LateArrival             the message is older than what the store remembers
 │   ├── AttemptsExhausted       every allowed attempt crashed or failed
 │   └── RememberedError         the first attempt's error, when its own type can't be rebuilt here
+├── StaleVersion                the row is not at the version that was read; ``actual`` is where it is
+├── VersionGap                  an event came before an earlier one of its entity; ``applied`` is where that is
 ├── LeaseLost                   the attempt outlived its lease; its result was not recorded
 ├── ResultUnavailable           the effect happened once, but its result was never stored
 ├── StoreError                  the store gave no usable answer
@@ -99,6 +101,22 @@ class RememberedError(Refused):
     def __init__(self, message: str = "", *, key: str | None = None, error_type: str = "") -> None:
         super().__init__(message, key=key)
         self.error_type = error_type
+
+
+class StaleVersion(EffectOnceError):
+    """The row is not at the ``expected`` version, so nothing was written. ``actual`` is None where there is no row."""
+
+    def __init__(self, message: str = "", *, expected: int = 0, actual: int | None = None) -> None:
+        super().__init__(message)
+        self.expected, self.actual = expected, actual
+
+
+class VersionGap(EffectOnceError):
+    """An event came too early: ``version``, while its ``entity`` is at ``applied``. Let it be delivered again."""
+
+    def __init__(self, message: str = "", *, entity: str = "", applied: int = 0, version: int = 0) -> None:
+        super().__init__(message)
+        self.entity, self.applied, self.version = entity, applied, version
 
 
 class LeaseLost(EffectOnceError):

@@ -1,0 +1,26 @@
+-- Event order on MySQL and MariaDB. Names are bytes, so that neither case nor trailing blanks make two of them one.
+-- IGNORE can hide nothing but the duplicate: every value is checked before.
+
+-- name: begin
+INSERT IGNORE INTO effectonce_positions (consumer, entity, version) VALUES ($1, $2, $3)
+
+-- name: park
+INSERT IGNORE INTO effectonce_parked (consumer, entity, version, event) VALUES ($1, $2, $3, $4)
+
+-- name: create_positions
+CREATE TABLE IF NOT EXISTS effectonce_positions (
+    consumer VARBINARY(1020) NOT NULL,
+    entity VARBINARY(1020) NOT NULL,
+    version BIGINT NOT NULL,
+    parked BIGINT NOT NULL DEFAULT 0,
+    PRIMARY KEY (consumer, entity)
+) ENGINE = InnoDB
+
+-- name: create_parked
+CREATE TABLE IF NOT EXISTS effectonce_parked (
+    consumer VARBINARY(1020) NOT NULL,
+    entity VARBINARY(1020) NOT NULL,
+    version BIGINT NOT NULL,
+    event LONGBLOB NOT NULL,
+    PRIMARY KEY (consumer, entity, version)
+) ENGINE = InnoDB
