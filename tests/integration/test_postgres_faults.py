@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,15 @@ class Effects:
 
 def until_answered(ask: Callable[[], Outcome[Any]], seconds: float = 60.0) -> Outcome[Any]:
     """Ask as a caller does whose store comes and goes: again with the same key."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return ask()
-        except StoreUnavailable:
-            assert time.monotonic() < deadline, "The store did not come back."
+    answers: list[Outcome[Any]] = []
+
+    def is_answered() -> bool:
+        with suppress(StoreUnavailable):
+            answers.append(ask())
+        return bool(answers)
+
+    wait_until(is_answered, seconds=seconds, what="An answer")
+    return answers[0]
 
 
 # The server goes away

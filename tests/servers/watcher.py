@@ -15,9 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+GONE_SECONDS = 10.0
+"""How long a killed process may take to be gone."""
 
 _lock = threading.Lock()
 _watcher: subprocess.Popen[bytes] | None = None
@@ -45,13 +50,33 @@ def signal_tree(pid: int, number: signal.Signals) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL for a process and its children; stopped first, so that none is born meanwhile."""
+    """SIGKILL for a process and its children; stopped first, so that none is born meanwhile.
+
+    Returns when they have let go of everything: PostgreSQL does not start again as long as an old child of its is there.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         parent.suspend()
-        for process in [*parent.children(recursive=True), parent]:
+        _wait_until(lambda: parent.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
+        processes = [*parent.children(recursive=True), parent]
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        _wait_until(lambda: all(map(_is_dead, processes)))
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    """A zombie holds nothing any more, and who reaps it may take his time."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GONE_SECONDS
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def _tell(sign: str, thing: int | Path) -> None:

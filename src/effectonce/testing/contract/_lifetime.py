@@ -83,17 +83,19 @@ class Lifetime(Suite):
             pytest.skip("the store declares shared=False")
         with self.reopen(subject.clock) as store:
             other = self.speak_to(store, subject.clock, subject.driver)
-            held = subject.hold(lease=self.lease)
+            held = subject.hold()
             assert other.claim(owner=B).verdict is Verdict.BUSY
             assert other.get() == held
-            self.outlive(other, "k")
-            taken = other.hold(owner=B)
-            assert taken.fence > held.fence
-            assert subject.complete(held) is Ending.FENCED
+            lapsed = subject.hold("lapsed", lease=self.lease)
+            assert other.get("lapsed") == lapsed
+            self.outlive(other, "lapsed")
+            taken = other.hold("lapsed", B)
+            assert taken.fence > lapsed.fence
+            assert subject.complete(lapsed) is Ending.FENCED
             assert other.complete(taken, b"B's") is Ending.DONE
-            decision = subject.claim()
+            decision = subject.claim("lapsed")
             assert decision.verdict is Verdict.REPLAY
-            assert decision.record == other.get()
+            assert decision.record == other.get("lapsed")
             forgotten = self.finish(subject, "brief")
             self.forget_expired(other, self.keep)
             assert subject.get("brief") is None
