@@ -302,12 +302,15 @@ def test_a_table_made_anew_under_a_running_store(place: Place) -> None:
 
 
 def test_a_server_that_may_forget(start_server: Callable[..., Server]) -> None:
-    """One that acknowledges before it has written is refused, unless that is said to be meant."""
+    """One that acknowledges before it has written is refused, however often, unless that is said to be meant."""
     server = start_server("postgres", fsync="off")
-    with open_store(server.url) as store, pytest.raises(StoreMismatch, match=r"fsync.*durability=server"):
-        run(store.claim(claim_of()))
     with open_store(f"{server.url}?durability=server") as store:
-        assert run(store.claim(claim_of())).verdict is Verdict.CLAIMED
+        held = run(store.claim(claim_of()))
+        assert held.verdict is Verdict.CLAIMED
+    with open_store(server.url) as store:
+        for verb in (lambda: store.claim(claim_of()), lambda: store.complete(ending_of(held))) * 2:
+            with pytest.raises(StoreMismatch, match=r"fsync.*durability=server"):
+                run(verb())
 
 
 def test_a_role_that_does_not_wait_for_the_disk(place: Place) -> None:

@@ -52,7 +52,9 @@ class ThreadWire(Wire):
         try:
             pg.send_query_prepared(statement.name, values, statement.formats, 1)
             all_sent = not pg.flush()
-            if all_sent and self._is_readable(seconds):
+            if all_sent:
+                if not self._is_readable(seconds):
+                    raise _timed_out(seconds)
                 pg.consume_input()
                 if not pg.is_busy():
                     result = pg.get_result()
@@ -88,7 +90,7 @@ class ThreadWire(Wire):
         while answers is None:
             left = deadline - time.monotonic()
             if left <= 0 or not self._is_readable(left):
-                raise TimedOut(f"no answer in {seconds:g} s")
+                raise _timed_out(seconds)
             answers = self.receive()
         return answers
 
@@ -242,6 +244,10 @@ class ThreadWires:
     def _tell(self) -> None:
         with self._given_back:
             self._given_back.notify()
+
+
+def _timed_out(seconds: float) -> TimedOut:
+    return TimedOut(f"no answer in {seconds:g} s")
 
 
 def _waiter(socket: int, *, to_write: bool) -> Callable[[float], object]:

@@ -311,7 +311,7 @@ class PostgresStore(_Verbs):
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
-        if not claim.may_create:
+        if not (claim.may_create and self._table.ready):
             return await super().claim(claim)
         try:
             answer = self._wires.run_one(self._add, add_encoded(claim))
@@ -335,7 +335,7 @@ class PostgresStore(_Verbs):
 
     async def complete(self, completion: Completion) -> Ending:
         """End a claim; the untroubled end is written out here too."""
-        if completion.owner and completion.began:
+        if completion.owner and completion.began and self._table.ready:
             try:
                 answer = self._wires.run_one(self._end, self._end.encoded(end_values(completion)))
             except Lost as lost:
