@@ -52,7 +52,7 @@ def signal_tree(pid: int, number: signal.Signals) -> None:
 def kill_tree(pid: int) -> None:
     """SIGKILL for a process and its children; stopped first, so that none is born meanwhile.
 
-    Returns when they have let go of everything: PostgreSQL does not start again as long as an old child of its is there.
+    Returns when they have let go of everything: PostgreSQL does not start again while an old child of its is there.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
