@@ -28,6 +28,7 @@ class Attempt:
     ended = False
     outcome: Any = None
     cancelled: BaseException | None = None
+    recorded: Completion | None = None
     unrecorded: Completion | None = None
     _lost = False
     _renew_at: float | None = None

@@ -233,6 +233,7 @@ class Flow:
             self.cache.put(record, attempt.started + claim.keep, call.policy.cached)
         guarantee = "at_most_once" if claim.once else "fenced"
         outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
+        attempt.recorded = completion
         self.close(attempt, outcome)
         return outcome
 

@@ -55,9 +55,12 @@ class Waiting:
                 key=call.key,
             )
         await colour.wait(running, left)
-        same = running.claim.fingerprint == call.fingerprint
-        if call.policy.busy == "join" and same and running.outcome is not None:
+        if running.claim.fingerprint != call.fingerprint:
+            return None
+        if call.policy.busy == "join" and running.outcome is not None:
             return flow.join(call, running.outcome)
+        if running.recorded is not None:  # what the store would say, without asking it
+            return flow.replay(call, answers.record_of(call, running, running.recorded))
         return None
 
     async def _wait_for_another_process(self, colour: Colour, decision: Decision, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import copy_context
 from typing import Any
 
@@ -76,3 +77,31 @@ def test_a_handler_does_not_wait_for_itself(busy: Any) -> None:
     with pytest.raises(UsageError, match="wait for itself"):
         receiver.process(EVENT, handler)
     assert inner.runs == 0
+
+
+def test_the_end_of_an_attempt_in_this_process_is_the_answer() -> None:
+    """Who waited for it gets a copy of the recorded result, and the store is not asked again."""
+    store = StagedStore()
+    receiver = Receiver(store)
+    result = {"paid": [1]}
+
+    async def both() -> tuple[Any, Any]:
+        begun, gate = asyncio.Event(), asyncio.Event()
+
+        async def handler(_: Message) -> dict[str, list[int]]:
+            begun.set()
+            await gate.wait()
+            return result
+
+        first = asyncio.ensure_future(receiver.aprocess(EVENT, handler))
+        await begun.wait()
+        second = asyncio.ensure_future(receiver.aprocess(EVENT, handler))
+        while store.calls != ["claim", "claim"]:
+            await asyncio.sleep(0)
+        gate.set()
+        return await asyncio.gather(first, second)
+
+    executed, replayed = asyncio.run(both())
+    assert (replayed.status, replayed.value, replayed.fence) == ("replayed", result, executed.fence)
+    assert replayed.value is not executed.value
+    assert store.calls == ["claim", "claim", "complete"]
