@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import os
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.security import APIKeyHeader
@@ -67,9 +67,13 @@ def merchant(api_key: Annotated[str, Depends(APIKeyHeader(name="X-API-Key"))]) -
 
 
 Merchant = Annotated[str, Depends(merchant)]
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "Not known"},
+    402: {"description": "Declined"},
+}
 
 
-@app.post("/payments", status_code=201, dependencies=[idempotent(merchant)])
+@app.post("/payments", status_code=201, dependencies=[idempotent(merchant)], responses=REFUSALS)
 def create_payment(asked: NewPayment, merchant: Merchant) -> Payment:
     """Make a payment. A refusal is an answer too: every repeat gets it."""
     if asked.amount > LIMIT:

@@ -38,7 +38,7 @@ class Flaky(httpx.HTTPTransport):
 def main(url: str = "http://127.0.0.1:8000") -> int:
     """Pay every invoice; 0 if the books have each of them once."""
     flaky, journal = Flaky(), Journal("sent.db", window="48h")
-    rules = Rules(backoff="100ms", longest="1s", retry=["GET"])
+    rules = Rules(backoff="50ms", longest="500ms", retry=["GET"])
     transport = IdempotencyTransport(flaky, rules=rules, journal=journal)
     with httpx.Client(base_url=url, transport=transport, headers={"X-API-Key": "sk_acme"}) as client:
         for name, amount in INVOICES.items():
