@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from . import codec
 from ._attempt import Attempt
 from ._messages import Outcome, Status
-from ._records import NOBODY, Claim, Completion, Decision, Guarantee, Record, State, Verdict, make
+from ._records import ATOMIC, NOBODY, Claim, Completion, Decision, Guarantee, Record, State, Verdict, make
 from .errors import (
     AttemptsExhausted,
     EffectOnceError,
@@ -107,7 +107,9 @@ def replayed(call: Call, record: Record) -> Outcome[Any]:
     """The first answer, again."""
     _, state, _, fence, _, _, attempts, result, _, once = record
     guarantee: Guarantee = "at_most_once" if once else "fenced"
-    if state is COMPLETED and result is not None and result[:1] != UNAVAILABLE:
+    if state is COMPLETED and result is not None and (first := result[:1]) != UNAVAILABLE:
+        if first == ATOMIC:
+            guarantee = "atomic"
         try:  # written out: this is the way of nearly every duplicate
             value = codec.decode(result, call[2])
         except Exception as error:
@@ -118,7 +120,7 @@ def replayed(call: Call, record: Record) -> Outcome[Any]:
             return Outcome("replayed", None, True, attempts, fence, guarantee, unreadable)
         return make(Outcome, ("replayed", value, True, attempts, fence, guarantee, None))
     status, why = _without_value(call, record)
-    return Outcome(status, None, True, attempts, fence, guarantee, why)
+    return Outcome(status, None, True, attempts, fence, record.guarantee, why)
 
 
 def joined(outcome: Outcome[Any]) -> Outcome[Any]:

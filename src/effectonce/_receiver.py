@@ -142,7 +142,7 @@ class Receiver:
         if not _is_plain(handler):
             _refuse(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
-        return run(batch.run_batch(self.flow, self.blocking, slots, handler, size, concurrency))
+        return run(self._run_batch(self.flow, self.blocking, slots, handler, size, concurrency))
 
     async def aprocess_batch(
         self,
@@ -159,7 +159,9 @@ class Receiver:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
         _check_awaited(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
-        return await batch.run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
+        return await self._run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
+
+    _run_batch = staticmethod(batch.run_batch)
 
     # Functions and blocks
 
@@ -180,6 +182,7 @@ class Receiver:
         scope: str | Callable[..., str] | None = None,
         policy: Policy | None = None,
         ignore: tuple[str, ...] = (),
+        on: str = "",
     ) -> _Decorator: ...
     def idempotent(
         self,
@@ -192,6 +195,7 @@ class Receiver:
         scope: str | Callable[..., str] | None = None,
         policy: Policy | None = None,
         ignore: tuple[str, ...] = (),
+        on: str = "",
     ) -> Any:
         """Decorate a function, or a method: its effect happens once per key, every repeat gets the first answer.
 
@@ -201,6 +205,7 @@ class Receiver:
         version    change it when the function's meaning changes, so that old results are not replayed
         scope      whose keys these are: a name, or a function of the arguments
         ignore     parameters that are tools (a session, a client) rather than content
+        on         the parameter that is the database connection or session whose transaction each call is part of
         """
 
         def decorator(function: Any) -> Any:
@@ -210,8 +215,8 @@ class Receiver:
                 return ClassFunction(decorator(function.__func__))
             name = _own_name(operation) if operation else self._operation_of(function)
             whose = self.scope if scope is None else scope
-            identity = Identity(function, key, whose, name, version, ignore)
-            return decorate(self, function, identity, self._policy(policy))
+            identity = Identity(function, key, whose, name, version, (*ignore, on) if on else ignore)
+            return decorate(self, function, identity, self._policy(policy), on)
 
         return decorator if function is None else decorator(function)
 
@@ -232,6 +237,17 @@ class Receiver:
             else Key.of(key, operation, self.scope if scope is None else scope, version)
         )
         return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy)))
+
+    def on(self, connection: Any) -> Receiver:
+        """The receiver for calls inside the transaction that a connection is in: record and effect commit together.
+
+        ``connection`` is one of sqlite3, psycopg, asyncpg, PyMySQL or asyncmy, a connection or session of SQLAlchemy,
+        or ``django.db.connection``, to the database of this receiver's store. The transaction is yours: nothing here
+        commits or rolls it back. Outcomes say ``guarantee="atomic"``.
+        """
+        from .transactions._receiver import OnConnection
+
+        return OnConnection(self, connection)
 
     # Operations
 

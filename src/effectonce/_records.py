@@ -31,6 +31,10 @@ NOBODY: Final = b""
 """The owner of a record that no attempt holds."""
 
 
+ATOMIC: Final = b" "
+"""Begins a stored result that was recorded in the transaction of its effects. To JSON it is nothing."""
+
+
 class Record(NamedTuple):
     """What a store remembers of one key.
 
@@ -51,7 +55,9 @@ class Record(NamedTuple):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The rung of the guarantee ladder this record was claimed on."""
+        """The rung of the guarantee ladder this record was claimed on, as far as the record tells."""
+        if self.result is not None and self.result[:1] == ATOMIC:
+            return "atomic"
         return "at_most_once" if self.once else "fenced"
 
 

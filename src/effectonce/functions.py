@@ -128,9 +128,15 @@ class _Decorated(Generic[P, R]):
     """What both colours share."""
 
     def __init__(
-        self, receiver: Receiver, function: Callable[..., Any], identity: Identity, policy: Policy
+        self,
+        receiver: Receiver,
+        function: Callable[..., Any],
+        identity: Identity,
+        policy: Policy,
+        on: str = "",
     ) -> None:
         self._receiver, self._function, self._identity, self._policy = receiver, function, identity, policy
+        self._on = on
         self._of_class = identity.parameters[:1] == ("cls",)
         functools.update_wrapper(cast("Any", self), function, updated=())
 
@@ -144,6 +150,15 @@ class _Decorated(Generic[P, R]):
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """The key of such a call, as stores and errors name it."""
         return self._call(args, kwargs).key
+
+    def on(self, connection: Any) -> Self:
+        """The same function for calls inside the transaction that a connection is in: see ``Receiver.on``."""
+        kind = type(self)
+        return kind(self._receiver.on(connection), self._function, self._identity, self._policy)
+
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receiver:
+        """The receiver on the connection that is among the arguments."""
+        return self._receiver.on(self._identity.bind(args, kwargs)[self._on])
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._of_class and not (args and isinstance(args[0], type)):
@@ -163,7 +178,7 @@ class Function(_Decorated[P, R]):
 
     def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""
-        receiver = self._receiver
+        receiver = self._asked(args, kwargs) if self._on else self._receiver
         call = self._call(args, kwargs)
         return run(receiver.flow.run(receiver.blocking, call, self._function, args, kwargs))
 
@@ -185,7 +200,7 @@ class AsyncFunction(_Decorated[P, R]):
 
     async def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""
-        receiver = self._receiver
+        receiver = self._asked(args, kwargs) if self._on else self._receiver
         call = self._call(args, kwargs)
         return await receiver.flow.run(receiver.asyncio, call, self._function, args, kwargs)
 
@@ -217,6 +232,9 @@ class _Bound:
     def key(self, *args: Any, **kwargs: Any) -> str:
         return self.__wrapped__.key(self.__self__, *args, **kwargs)
 
+    def on(self, connection: Any) -> _Bound:
+        return _Bound(self.__wrapped__.on(connection), self.__self__)
+
     @property
     def __signature__(self) -> inspect.Signature:
         whole = inspect.signature(cast("Any", self.__wrapped__))
@@ -237,11 +255,11 @@ class ClassFunction:
 
 
 def decorate(
-    receiver: Receiver, function: Callable[P, Any], identity: Identity, policy: Policy
+    receiver: Receiver, function: Callable[P, Any], identity: Identity, policy: Policy, on: str = ""
 ) -> Function[P, Any] | AsyncFunction[P, Any]:
     """Make the object of the right colour."""
     if inspect.iscoroutinefunction(function):
-        decorated = AsyncFunction[P, Any](receiver, function, identity, policy)
+        decorated = AsyncFunction[P, Any](receiver, function, identity, policy, on)
         if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(decorated)
         else:  # frameworks ask asyncio, which knows coroutine functions by this mark
@@ -251,4 +269,4 @@ def decorate(
         return decorated
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{identity.operation} is a generator; its values can't be replayed. Return a list.")
-    return Function(receiver, function, identity, policy)
+    return Function(receiver, function, identity, policy, on)

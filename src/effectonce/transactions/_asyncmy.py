@@ -19,6 +19,7 @@ class Asyncmy(Adapter):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._plain = import_module("asyncmy.cursors").Cursor
+        self.is_mariadb = "mariadb" in connection.get_server_info().lower()
 
     def in_transaction(self) -> bool:
         connection = self._connection

@@ -22,6 +22,7 @@ class Django(Adapter):
         if vendor not in VENDORS:
             raise UsageError(f"Django's {vendor} is no engine that effectonce has a table for.")
         self.dialect = VENDORS[vendor]
+        self.is_mariadb = vendor == "mysql" and connection.mysql_is_mariadb
         self._connection = connection
         self._blocks: dict[str, Any] = {}
 

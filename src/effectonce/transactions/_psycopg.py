@@ -34,13 +34,13 @@ class Psycopg(_Psycopg):
 
         self._connection = connection
         self._cursor: Callable[[], Any] = lambda: RawCursor(connection, row_factory=tuple_row)
-        self._pipelines = Pipeline.is_supported()
+        self.pipelines = Pipeline.is_supported()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         return self._result(self._cursor().execute(sql.encode(), values or None))
 
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
-        if len(statements) < 2 or not self._pipelines:
+        if len(statements) < 2 or not self.pipelines:
             return await super().execute_all(statements)
         with self._connection.pipeline():
             cursors = [self._cursor().execute(sql.encode(), values or None) for sql, values in statements]
@@ -64,13 +64,13 @@ class AsyncPsycopg(_Psycopg):
 
         self._connection = connection
         self._cursor: Callable[[], Any] = lambda: AsyncRawCursor(connection, row_factory=tuple_row)
-        self._pipelines = AsyncPipeline.is_supported()
+        self.pipelines = AsyncPipeline.is_supported()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         return await self._result(await self._cursor().execute(sql.encode(), values or None))
 
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
-        if len(statements) < 2 or not self._pipelines:
+        if len(statements) < 2 or not self.pipelines:
             return await super().execute_all(statements)
         async with self._connection.pipeline():
             cursors = [

@@ -21,6 +21,7 @@ class PyMySQL(Adapter):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._plain = import_module("pymysql.cursors").Cursor
+        self.is_mariadb = "mariadb" in connection.get_server_info().lower()
 
     def in_transaction(self) -> bool:
         connection = self._connection

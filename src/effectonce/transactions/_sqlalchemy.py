@@ -6,10 +6,12 @@ session flushes into them, and forgets what was undone with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from .base import Adapter, Dialect, Result, Style, Values, plain, translated
+from .base import Adapter, Dialect, Result, SavepointGone, Style, Values, gone_or_raised, plain, translated
 
 DIALECTS: dict[str, Dialect] = {
     "sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql",
@@ -39,6 +41,7 @@ class _SQLAlchemy(Adapter):
                 f"effectonce has no table for SQLAlchemy's {dialect.name} over {dialect.driver}."
             )
         self.dialect = DIALECTS[dialect.name]
+        self.is_mariadb = bool(getattr(dialect, "is_mariadb", False))
         self._style: Style = STYLES[dialect.paramstyle]
         self._owner = owner
         self._nested: dict[str, Any] = {}
@@ -47,6 +50,15 @@ class _SQLAlchemy(Adapter):
         """Whether it is one: SQLAlchemy begins by itself, unless it was told to have every statement committed."""
         chosen = self._bind.get_execution_options().get("isolation_level")
         return (chosen or getattr(self._bind.dialect, "_on_connect_isolation_level", None)) != "AUTOCOMMIT"
+
+    @contextmanager
+    def _living(self, name: str) -> Iterator[Any]:
+        """A nested transaction, unless the one around it was ended. One whose flush failed has undone itself."""
+        nested = self._nested.pop(name)
+        if not nested.is_active:
+            raise SavepointGone("the transaction around it was ended")
+        with gone_or_raised():
+            yield nested
 
     @staticmethod
     def _result(done: Any) -> Result:
@@ -65,10 +77,12 @@ class SQLAlchemy(_SQLAlchemy):
         self._nested[name] = self._owner.begin_nested()
 
     async def release(self, name: str) -> None:
-        self._nested.pop(name).commit()
+        with self._living(name) as nested:
+            nested.commit()
 
     async def roll_back_to(self, name: str) -> None:
-        self._nested.pop(name).rollback()
+        with self._living(name) as nested:
+            nested.rollback()
 
 
 class AsyncSQLAlchemy(_SQLAlchemy):
@@ -84,7 +98,9 @@ class AsyncSQLAlchemy(_SQLAlchemy):
         self._nested[name] = await self._owner.begin_nested()
 
     async def release(self, name: str) -> None:
-        await self._nested.pop(name).commit()
+        with self._living(name) as nested:
+            await nested.commit()
 
     async def roll_back_to(self, name: str) -> None:
-        await self._nested.pop(name).rollback()
+        with self._living(name) as nested:
+            await nested.rollback()

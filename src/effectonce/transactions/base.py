@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -44,6 +45,9 @@ class Adapter(ABC):
     awaits: bool = False
     """Whether its coroutines suspend: then they belong to callers on an event loop."""
     style: ClassVar[Style] = "numbered"
+    pipelines: bool = False
+    """Whether ``execute_all`` takes one round trip."""
+    is_mariadb: bool = False
     how_to_begin: ClassVar[str]
     """What to write to be in a transaction, for the error of who is not."""
 
@@ -78,13 +82,14 @@ class Adapter(ABC):
         await self.execute(f"SAVEPOINT {name}")
 
     async def release(self, name: str) -> None:
-        """Forget the mark; an error if it is gone, because somebody has ended the transaction meanwhile."""
-        await self.execute(f"RELEASE SAVEPOINT {name}")
+        """Forget the mark; ``SavepointGone`` if somebody has ended the transaction meanwhile."""
+        with gone_or_raised():
+            await self.execute(f"RELEASE SAVEPOINT {name}")
 
     async def roll_back_to(self, name: str) -> None:
         """Undo what came after the mark, and forget it."""
-        await self.execute(f"ROLLBACK TO SAVEPOINT {name}")
-        await self.execute(f"RELEASE SAVEPOINT {name}")
+        with gone_or_raised():
+            await self.execute_all(((f"ROLLBACK TO SAVEPOINT {name}", ()), (f"RELEASE SAVEPOINT {name}", ())))
 
 
 @lru_cache(maxsize=512)
@@ -112,6 +117,10 @@ def plain(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
         tuple([bytes(value) if isinstance(value, memoryview | bytearray) else value for value in row])
         for row in rows
     ]
+
+
+class SavepointGone(Exception):
+    """A savepoint is not there any more: its transaction has been ended by somebody."""
 
 
 # Errors of drivers, read without importing one of them
@@ -147,6 +156,17 @@ def code_of(error: BaseException) -> str | int | None:
 def is_retryable(error: BaseException) -> bool:
     """Whether an engine's error asks for nothing but to run the whole transaction again."""
     return code_of(error) in RETRYABLE
+
+
+@contextmanager
+def gone_or_raised() -> Iterator[None]:
+    """Tell an error about a savepoint that is gone from every other."""
+    try:
+        yield
+    except Exception as error:
+        if code_of(error) in NO_SUCH_SAVEPOINT or "no such savepoint" in str(error):
+            raise SavepointGone(str(error)) from error
+        raise
 
 
 def _and_causes(error: BaseException | None) -> Iterator[BaseException]:

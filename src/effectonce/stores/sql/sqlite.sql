@@ -48,6 +48,12 @@ INSERT OR IGNORE INTO effectonce_records
     (key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 FROM effectonce_meta WHERE name = 'floor' AND value = ?11;
 
+-- The same inside a user's transaction, where nobody can change the floor meanwhile: a row with the fence, or none.
+-- name: add
+INSERT INTO effectonce_records (key, state, owner, fence, fingerprint, lease_until, attempts, expires_at, once)
+SELECT ?1, 1, ?2, value + 1, ?3, ?4, 1, ?5, ?6 FROM effectonce_meta WHERE name = 'floor'
+ON CONFLICT DO NOTHING RETURNING fence;
+
 -- Only if the record still is the one that was read.
 -- name: replace
 UPDATE effectonce_records

@@ -1,0 +1,142 @@
+"""Many messages in one transaction: claimed by one question, handled one after the other, recorded by one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from .. import _answers as answers
+from .._attempt import Attempt
+from .._flow import Colour, Flow
+from .._messages import Outcome
+from .._records import Completion, Decision, Ending, Verdict
+from ..batch import MAX_SIZE, Slot
+from ..errors import StoreError, UsageError
+from ._flow import AtomicFlow, ended_meanwhile, invoked, marked, store_of
+from .base import SavepointGone
+
+
+async def run_batch(
+    flow: Flow,
+    colour: Colour,
+    slots: Sequence[Slot | Outcome[Any]],
+    handler: Callable[..., Any],
+    size: int,
+    concurrency: int,
+) -> list[Outcome[Any]]:
+    """Process messages in pieces of ``size``; outcomes in order, and no handler's failure spoils another.
+
+    A connection does one thing at a time, so ``concurrency`` changes nothing here. What is raised is about the
+    transaction, which has to be rolled back.
+    """
+    assert isinstance(flow, AtomicFlow)
+    if not 1 <= size <= MAX_SIZE:
+        raise UsageError(f"size={size} must be between 1 and {MAX_SIZE}.")
+    good: list[Slot] = [slot for slot in slots if not isinstance(slot, Outcome)]
+    outcomes: list[Outcome[Any]] = []
+    for start in range(0, len(good), size):
+        outcomes += await _Piece(flow, colour, good[start : start + size], handler).run()
+    rest = iter(outcomes)
+    return [slot if isinstance(slot, Outcome) else next(rest) for slot in slots]
+
+
+class _Piece:
+    """One round of claims and completions."""
+
+    def __init__(
+        self, flow: AtomicFlow, colour: Colour, slots: Sequence[Slot], handler: Callable[..., Any]
+    ) -> None:
+        self.flow, self.colour, self.slots, self.handler = flow, colour, slots, handler
+        self.ended: dict[int, tuple[Attempt, Completion, Any, Exception | None]] = {}
+        self.outcomes: dict[int, Outcome[Any]] = {}
+
+    async def run(self) -> list[Outcome[Any]]:
+        """Claim, run, record. A repeat inside the batch has the outcome of its first."""
+        first: dict[str, int] = {}
+        for index, (call, _) in enumerate(self.slots):
+            first.setdefault(call.key, index)
+        for index, decision in zip(first.values(), await self._claims(list(first.values())), strict=True):
+            await self._one(index, decision)
+        await self._record()
+        for index, (call, args) in enumerate(self.slots):
+            if index not in self.outcomes:
+                same = self.slots[first[call.key]][0].fingerprint == call.fingerprint
+                self.outcomes[index] = (
+                    self.flow.join(call, self.outcomes[first[call.key]])
+                    if same
+                    else await self.flow.run(self.colour, call, self.handler, args, {})
+                )
+        return [self.outcomes[index] for index in range(len(self.slots))]
+
+    async def _claims(self, indexes: list[int]) -> Sequence[Decision | StoreError]:
+        if not indexes:
+            return ()
+        calls = [self.slots[index][0] for index in indexes]
+        for call in calls:
+            self.flow.check(self.colour, call)
+        try:
+            return await store_of(self.colour, calls[0]).claim_many([call.claim for call in calls])
+        except StoreError as error:
+            return [error] * len(indexes)
+
+    async def _one(self, index: int, decision: Decision | StoreError) -> None:
+        call, args = self.slots[index]
+        flow = self.flow
+        if isinstance(decision, StoreError):
+            self.outcomes[index] = flow.store_error(call, decision)
+        elif decision.verdict is Verdict.IN_DOUBT and call.policy.prober:
+            self.outcomes[index] = await flow.run(self.colour, call, self.handler, args, {})
+        else:
+            admitted = flow.admit(call, decision, flow.monotonic())
+            if isinstance(admitted, Attempt):
+                await self._handle(index, admitted)
+            else:
+                self.outcomes[index] = admitted
+
+    async def _handle(self, index: int, attempt: Attempt) -> None:
+        """Run a handler between a savepoint and its release. If that is gone, so is the transaction."""
+        call, args = self.slots[index]
+        adapter = store_of(self.colour, call).adapter
+        name = adapter.new_name()
+        await adapter.savepoint(name)
+        try:
+            value = await invoked(self.colour, attempt, self.handler, args, {})
+            await adapter.release(name)
+        except SavepointGone as gone:
+            raise ended_meanwhile(call.key) from gone
+        except BaseException as error:
+            if not await self._undone(name, error):
+                raise
+            ending = marked(call, answers.failure_of(call, attempt, cast("Exception", error)))
+            self.ended[index] = (attempt, ending, None, cast("Exception", error))
+        else:
+            ending = marked(call, answers.completion_of(call, attempt, value))
+            self.ended[index] = (attempt, ending, value, None)
+
+    async def _undone(self, name: str, error: BaseException) -> bool:
+        """Undo what a handler did; False if that can't be, or if the error is not the handler's word."""
+        adapter = cast("Any", self.colour.store).adapter
+        try:
+            await adapter.roll_back_to(name)
+        except Exception as second:
+            error.add_note(
+                f"effectonce could not undo what came before: {second!r}. Roll the transaction back."
+            )
+            return False
+        return isinstance(error, Exception)
+
+    async def _record(self) -> None:
+        if not self.ended:
+            return
+        endings = [ending for _, ending, _, _ in self.ended.values()]
+        answered = await self.colour.store.complete_many(endings)
+        for (index, (attempt, ending, value, error)), answer in zip(
+            self.ended.items(), answered, strict=True
+        ):
+            call = self.slots[index][0]
+            if answer is Ending.FENCED:
+                raise ended_meanwhile(call.key)
+            if error is None:
+                self.outcomes[index] = self.flow.recorded(call, attempt, ending, value)
+            else:
+                self.outcomes[index] = self.flow.unfinished(attempt, ending, answer, error)

@@ -1,0 +1,259 @@
+"""The one flow, inside a user's transaction: nothing has to be renewed, and nothing counts before the user commits.
+
+A handler runs between a savepoint and its release. When it raises, all that it did is undone, the claim with what the
+policy says of the error is what remains, and the user decides whether to commit that. When the savepoint is gone, the
+transaction that the handler began in is gone too, and there is nothing to record.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from types import CoroutineType
+from typing import Any, TypeVar, cast
+
+from .. import _answers as answers
+from .._answers import Call
+from .._attempt import CURRENT, Attempt
+from .._blocking import Gathered
+from .._flow import Colour, Flow
+from .._messages import Outcome
+from .._records import ATOMIC, Claim, Completion, Decision, Ending, Guarantee, Record, Verdict
+from ..codec import Form
+from ..errors import ColourMismatch, InProgress, StoreError, UsageError
+from ..hooks import EventKind
+from ._stores import TransactionStore
+from .base import SavepointGone
+
+T = TypeVar("T")
+
+
+class AtomicAttempt(Attempt):
+    """An attempt in a user's transaction. Nobody can take its claim over while the transaction lives."""
+
+    guarantee: Guarantee = "atomic"  # pyright: ignore[reportIncompatibleMethodOverride]
+    lost: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
+    savepoint: str | None = None
+    """Where its handler began."""
+
+
+class InTransaction:
+    """The colour of callers whose store is their own connection: everything happens in the order it is asked for."""
+
+    cancelled: tuple[type[BaseException], ...] = ()
+    trouble: tuple[type[BaseException], ...] = (StoreError,)
+
+    def __init__(self, store: TransactionStore) -> None:
+        self.awaits = store.adapter.awaits
+        self.store = store
+
+    async def pause(self, seconds: float) -> None:
+        """Nobody waits in a transaction."""
+
+    async def wait(self, attempt: Attempt, seconds: float) -> None:
+        """Nobody waits in a transaction."""
+
+    async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
+        """Await a handler."""
+        if self.awaits:
+            return await handler
+        if isinstance(handler, Coroutine):
+            handler.close()
+        raise ColourMismatch(
+            "The handler returned a coroutine to a blocking call; it was not run. Use the awaitable form of this call.",
+            key=attempt.key,
+        )
+
+    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+        """A connection is used by one at a time."""
+        return await work
+
+    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
+        """One job after the other."""
+        return [await job() for job in jobs], None
+
+
+class AtomicFlow(Flow):
+    """Claims a key, runs the handler and records how it ended, all over one connection."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.keeper, self.events, self.monotonic, self.cache = (
+            flow.keeper, flow.events, flow.monotonic, flow.cache,
+        )  # fmt: skip
+
+    async def run(
+        self,
+        colour: Colour,
+        call: Call,
+        handler: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Outcome[Any]:
+        """Run a handler for a call, or answer from what is remembered."""
+        opened = await self.open(colour, call)
+        if not isinstance(opened, Attempt):
+            return opened
+        try:
+            value = await invoked(colour, opened, handler, args, kwargs)
+        except BaseException as error:
+            return await self.fail(colour, call, opened, error)
+        return await self.finish(colour, call, opened, value)
+
+    async def open(
+        self,
+        colour: Colour,
+        call: Call,
+        answer: Decision | BaseException | None = None,
+        started: float = 0.0,
+    ) -> Attempt | Outcome[Any]:
+        """Claim the key: an attempt that may run, or the outcome of not running."""
+        self.check(colour, call)
+        cached = self.cache.get(call.key) if call.policy.local_cache else None
+        if cached is not None and cached.fingerprint == call.fingerprint:
+            return self.replay(call, cached)
+        store = store_of(colour, call)
+        name = store.adapter.new_name()
+        probed = False
+        while True:
+            started = self.monotonic()
+            try:
+                decision = await store.open(call.claim, name)
+            except StoreError as error:
+                return self.store_error(call, error)
+            doubted = decision.record if decision.verdict is Verdict.IN_DOUBT else None
+            if doubted is not None and call.policy.prober and not probed:
+                probed = await self.probe(colour, call, doubted)
+                if probed:
+                    continue
+            admitted = self.admit(call, decision, started)
+            if isinstance(admitted, AtomicAttempt):
+                admitted.savepoint = name
+            return admitted
+
+    def check(self, colour: Colour, call: Call) -> None:
+        """Raise if there is no transaction, or if the call would wait for itself."""
+        cast("TransactionStore", colour.store).adapter.check()
+        running = CURRENT.get(None)
+        if running is not None and running.key == call.key:
+            raise UsageError(
+                "A handler asked for the key that it is running for, and would wait for itself. Give the inner call "
+                "another key, or an operation= of its own.",
+                key=call.key,
+            )
+
+    def begin(self, claim: Claim, verdict: Verdict, record: Record, started: float) -> Attempt:
+        """A claim was granted. Its lease is the transaction."""
+        attempt = AtomicAttempt(claim, record.fence, record.attempts, started, self.monotonic)
+        taken_over = verdict is Verdict.TAKEN_OVER
+        if taken_over:
+            self.events.note("taken_over", started)
+        if self.events.hooks:
+            kind: EventKind = "taken_over" if taken_over else "claimed"
+            self.events.tell(kind, attempt.key, attempt.fence, attempt.number, "atomic")
+        return attempt
+
+    async def finish(
+        self, colour: Colour, call: Call, attempt: Attempt, value: Any, trouble: BaseException | None = None
+    ) -> Outcome[Any]:
+        """Record a result in the transaction, then give it."""
+        attempt.ending = True
+        completion = marked(call, answers.completion_of(call, attempt, value))
+        store = cast("TransactionStore", colour.store)
+        try:
+            ending = await store.close_with(completion, cast("AtomicAttempt", attempt).savepoint)
+        except SavepointGone as gone:
+            raise ended_meanwhile(call.key) from gone
+        except Exception as error:  # what a session flushed only now, or a transaction that had failed before
+            return await self.fail(colour, call, attempt, error)
+        if ending is Ending.FENCED:
+            raise ended_meanwhile(call.key)
+        return self.recorded(call, attempt, completion, value)
+
+    def recorded(self, call: Call, attempt: Attempt, completion: Completion, value: Any) -> Outcome[Any]:
+        """The outcome of an attempt whose result has been recorded. It is not cached: nobody has committed it."""
+        now = self.monotonic()
+        took = now - attempt.started
+        self.events.note("completed", now, took)
+        if self.events.hooks:
+            self.events.tell("completed", attempt.key, attempt.fence, attempt.number, "atomic", took)
+        outcome = Outcome("executed", value, False, attempt.number, attempt.fence, "atomic")
+        self.close(attempt, outcome)
+        return outcome
+
+    async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
+        """Undo what the handler did and record what its error means. Whatever goes wrong here, the error is told."""
+        name = cast("AtomicAttempt", attempt).savepoint
+        adapter = cast("TransactionStore", colour.store).adapter
+        try:
+            if name is not None:
+                await adapter.roll_back_to(name)
+            if isinstance(error, Exception):
+                ending = marked(call, answers.failure_of(call, attempt, error))
+                return self.unfinished(attempt, ending, await colour.store.complete(ending), error)
+        except Exception as second:
+            error.add_note(
+                f"effectonce could not record this: {second!r}. The transaction has to be rolled back."
+            )
+            if isinstance(error, Exception):
+                return answers.failed(attempt, "failed", error)
+        self.events.note("abandoned", self.monotonic())
+        raise error
+
+    def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
+        """The outcome of a claim that was neither granted nor done before. Nobody waits for it in a transaction."""
+        outcome = super().refuse(call, decision)._replace(guarantee="atomic")
+        if isinstance(outcome.error, InProgress):
+            busy = InProgress(
+                "Another attempt holds this key, and nobody waits for it inside a transaction. Roll back, then run the "
+                f"transaction again; the key is free in {decision.retry_after:.1f} s unless its holder goes on.",
+                key=call.key,
+                retry_after=decision.retry_after,
+            )
+            return outcome._replace(error=busy)
+        return outcome
+
+    def store_error(self, call: Call, error: StoreError) -> Outcome[Any]:
+        """The outcome of a command that could not be understood: a table that is not there, or not ours."""
+        return super().store_error(call, error)._replace(guarantee="atomic")
+
+
+async def invoked(
+    colour: Colour,
+    attempt: Attempt,
+    handler: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What a handler returns, of either colour."""
+    token = CURRENT.set(attempt)
+    try:
+        value = handler(*args, **kwargs)
+        if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
+            value = await colour.attend(attempt, value)
+        return value
+    finally:
+        CURRENT.reset(token)
+
+
+def store_of(colour: Colour, call: Call) -> TransactionStore:
+    """The store that waits for other transactions, or one that does not, as the policy says."""
+    store = cast("TransactionStore", colour.store)
+    return store.hurried() if call.policy.busy in ("reject", "skip") else store
+
+
+def marked(call: Call, completion: Completion) -> Completion:
+    """A completion whose result says that it was recorded with its effects; also to those who only replay it."""
+    result = completion.result
+    if not result or type(call.hint) is Form or result.startswith(answers.UNAVAILABLE):
+        return completion
+    return completion._replace(result=ATOMIC + result)
+
+
+def ended_meanwhile(key: str) -> UsageError:
+    """What to say when the transaction that a handler began in is not there any more at its end."""
+    return UsageError(
+        "The handler has returned, but the transaction that it ran in was ended meanwhile, so its result is not "
+        "recorded with its effects. A handler must not commit or roll back, nor execute what does so by itself (DDL on "
+        "MySQL), nor go on after a deadlock. Roll back now, and run the transaction again.",
+        key=key,
+    )

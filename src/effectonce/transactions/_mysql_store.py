@@ -1,0 +1,160 @@
+"""Records in the user's transaction on MySQL and MariaDB, where locks outlast the statement that took them.
+
+A claim looks first, without a lock: an INSERT that finds its key locks what it finds until the transaction ends, and so
+would keep other duplicates waiting, and the attempt that holds the key from ending it. A key that is new is put in
+place by the same INSERT as everywhere, several in the order of their keys; no gap between keys is ever asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._protocol import decide_claim
+from .._records import Claim, Decision
+from ..stores import _mysql_sql as words
+from ..stores import _mysql_steps as written
+from ..stores._steps import DONE, Add, Added, End, Found, Read, Step, SteppingStore
+from ._stores import BUSY, TransactionStore
+from .base import LOCK_TIMED_OUT, Adapter, Result, code_of
+
+if TYPE_CHECKING:
+    from ..stores.mysql import MySQLStore
+
+
+class InMySQL(TransactionStore):
+    """Over a connection to the database that the table is in."""
+
+    def __init__(self, adapter: Adapter, store: MySQLStore) -> None:
+        super().__init__(adapter)
+        self._sql = store.language.sql
+
+    async def now(self) -> float:
+        """The server's clock."""
+        return int((await self.ask(self._sql["now"])).rows[0][0]) / 1e6
+
+    async def claim(self, claim: Claim) -> Decision:
+        """Decide one claim."""
+        (decision,) = await self.claim_many((claim,))
+        return decision
+
+    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
+        """Decide many claims: what is known by one look, what is new by one INSERT."""
+        known = await self._look([claim.key for claim in claims])
+        decisions = [_without_change(claim, known.get(claim.key)) for claim in claims]
+        new = [claim for claim, decision in zip(claims, decisions, strict=True) if decision is None]
+        others = iter(await self._change(new) if new else ())
+        return [next(others) if decision is None else decision for decision in decisions]
+
+    async def _change(self, claims: Sequence[Claim]) -> list[Decision]:
+        """Decide claims that change something. What times out by waiting for a lock is a statement, and no more."""
+        together = [claims] if not self.at_once else [[claim] for claim in claims]
+        decisions: list[Decision] = []
+        for some in together:
+            try:
+                decisions += await self._limited(some)
+            except Exception as error:
+                if code_of(error) not in LOCK_TIMED_OUT:
+                    raise
+                decisions += [BUSY] * len(some)
+        return decisions
+
+    async def _limited(self, claims: Sequence[Claim]) -> list[Decision]:
+        """Decide claims, with as little waiting as the server can be told: MariaDB none, MySQL a second."""
+        if not self.at_once or self.adapter.is_mariadb:
+            return await SteppingStore.claim_many(self, claims)
+        ((before,),) = (await self.ask("SELECT @@SESSION.innodb_lock_wait_timeout")).rows
+        await self.ask("SET SESSION innodb_lock_wait_timeout = 1")
+        try:
+            return await SteppingStore.claim_many(self, claims)
+        finally:
+            await self.ask(f"SET SESSION innodb_lock_wait_timeout = {int(before)}")
+
+    # Steps
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done, several claims or endings by one statement, in the order of their keys."""
+        in_order = sorted(steps, key=lambda step: step.key)
+        replies: dict[str, Any] = {}
+        adds = [step for step in in_order if type(step) is Add]
+        ends = [step for step in in_order if type(step) is End]
+        if adds:
+            replies |= await self._add([step.claim for step in adds])
+        if len(ends) > 1 and await self._end_all(ends):
+            replies |= dict.fromkeys([step.key for step in ends], DONE)
+        for step in in_order:
+            if step.key not in replies:
+                replies[step.key] = await self._do(step)
+        return [replies[step.key] for step in steps]
+
+    async def _do(self, step: Step) -> Any:
+        if type(step) is not Read:
+            name, *values = written._change(step)
+            changed = (await self._write(self._sql[name] % tuple(values))).changed
+            if type(step) is not End:
+                return changed == 1
+            if changed:
+                return DONE
+        return (await self._look([step.key])).get(step.key, Found(None, 0.0))
+
+    async def _add(self, claims: list[Claim]) -> dict[str, Added | Found]:
+        sql = self._sql
+        news = [written._new(claim) for claim in claims]
+        insert = sql["add"] % ",".join([sql["new"] % new for new in news])
+        if self.adapter.is_mariadb:
+            there = await self._write(f"{insert} {sql['returning']}")
+        else:
+            await self._write(insert)
+            there = await self._write(f"{sql['there'] % ','.join([new[0] for new in news])} FOR UPDATE")
+        found = self._records(there)
+        return {claim.key: _added_or_found(claim, found[claim.key]) for claim in claims}
+
+    async def _end_all(self, ends: list[End]) -> bool:
+        """End many by one statement; whether it was all of them. One by one it is found out which were not."""
+        rows = [",".join(written._change(end)[1:]) for end in ends]
+        asked = (
+            f"VALUES ({'),('.join(rows)})"
+            if self.adapter.is_mariadb
+            else f"SELECT {' UNION ALL SELECT '.join(rows)}"
+        )
+        return (await self.ask(self._sql["end_many"] % asked)).changed == len(ends)
+
+    async def _look(self, keys: Sequence[str]) -> dict[str, Found]:
+        places = ",".join(written._place(key) for key in keys)
+        return self._records(await self.ask(self._sql["read"] % places))
+
+    async def _write(self, sql: str) -> Result:
+        limit = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " if self._never_waits else ""
+        return await self.ask(limit + sql)
+
+    @property
+    def _never_waits(self) -> bool:
+        return self.at_once and self.adapter.is_mariadb
+
+    @staticmethod
+    def _records(result: Result) -> dict[str, Found]:
+        """What is there, by key, as of the server's clock."""
+        read = (words.read_record(_as_written(row)) for row in result.rows)
+        return {record.key: Found(record, now / 1e6) for now, record in read}
+
+
+def _without_change(claim: Claim, found: Found | None) -> Decision | None:
+    """The answer to a claim, if nothing has to be written for it."""
+    if found is None and claim.may_create:
+        return None
+    record, now = found or (None, 0.0)
+    decision = decide_claim(record, claim, now, 0)
+    return decision if decision.record is record else None
+
+
+def _added_or_found(claim: Claim, found: Found) -> Added | Found:
+    """A record is new if it is this claim's own, and as old as the statement that would have added it."""
+    record = found.record
+    if record is not None and record.owner == claim.owner and record.fence == round(found.now * 1e6):
+        return Added(record.fence, found.now)
+    return found
+
+
+def _as_written(row: Sequence[Any]) -> list[bytes | None]:
+    """A row as the server wrote it, before the user's driver made numbers of it."""
+    return [each if each is None or isinstance(each, bytes) else str(each).encode() for each in row]

@@ -1,0 +1,93 @@
+"""``receiver.on(connection)``: the same receiver, with the record in the transaction that the connection is in."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NoReturn, cast
+
+from .._receiver import Receiver
+from ..errors import ColourMismatch, UsageError
+from ..stores import Store
+from . import adapt
+from ._batch import run_batch
+from ._flow import AtomicFlow, InTransaction
+from ._stores import TransactionStore
+from .base import Adapter
+
+STORES = {
+    "sqlite": ("sqlite", "SQLiteStore", "_stores", "InSQLite"),
+    "postgresql": ("postgres", "PostgresStore", "_stores", "InPostgres"),
+    "mysql": ("mysql", "MySQLStore", "_mysql_store", "InMySQL"),
+}
+"""By dialect: where the store is that such a connection may belong to, and where its form in a transaction."""
+
+
+class OnConnection(Receiver):
+    """A receiver for one transaction: names, policy and events are those of the receiver that it comes from.
+
+    Make one with ``receiver.on(connection)`` for every transaction, or for every call; it costs nothing.
+    """
+
+    def __init__(self, receiver: Receiver, connection: Any) -> None:
+        adapter = adapt(connection)
+        self.__dict__.update(receiver.__dict__)
+        self.store = store_on(adapter, receiver.store)
+        colour: Any = InTransaction(self.store)
+        other: Any = _OtherColour(adapter)
+        self.blocking, self.asyncio = (other, colour) if adapter.awaits else (colour, other)
+        self.flow = AtomicFlow(receiver.flow)
+
+    _run_batch = staticmethod(run_batch)
+
+    def on(self, connection: Any) -> Receiver:
+        """Refused: a transaction is in one connection."""
+        raise UsageError(
+            "This is receiver.on(connection) already. Ask the receiver itself for another connection."
+        )
+
+    def close(self, drain: Any = None) -> NoReturn:
+        """Refused: who made the connection and the receiver closes them."""
+        raise UsageError(
+            "receiver.on(connection) holds nothing that could be closed. Close the receiver itself."
+        )
+
+
+class _OtherColour:
+    """In place of the colour that a connection does not have."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._awaits = adapter.awaits
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if self._awaits:
+            raise ColourMismatch(
+                "This connection belongs to an event loop. Use aprocess, async with, or async def."
+            )
+        raise ColourMismatch(
+            "This connection blocks, so an event loop can't use it. Use process, with, or def; or an asyncio driver."
+        )
+
+
+def store_on(adapter: Adapter, store: Store) -> TransactionStore:
+    """The records of a store over a user's connection, if that can see them."""
+    for dialect, (module, name, home, form) in STORES.items():
+        kind = getattr(import_module(f"effectonce.stores.{module}"), name) if _is_used(module) else None
+        if kind is None or not isinstance(store, kind):
+            continue
+        if dialect != adapter.dialect:
+            raise UsageError(
+                f"The receiver's records are in {type(store).__name__}, and this connection is to {adapter.dialect}. "
+                "Both have to be the same database, because only then one transaction can hold record and effect."
+            )
+        made = getattr(import_module(f".{home}", __package__), form)(adapter, store)
+        return cast("TransactionStore", made)
+    raise UsageError(
+        f"The receiver's records are in a {type(store).__name__}, which is no SQL database, so they can't be part of a "
+        "transaction. Open the receiver on the database of the connection: sqlite:///, postgresql:// or mysql://."
+    )
+
+
+def _is_used(module: str) -> bool:
+    """Whether a store is loaded: one that is not can't be the receiver's, and would bring its driver."""
+    return f"effectonce.stores.{module}" in sys.modules
