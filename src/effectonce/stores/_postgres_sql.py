@@ -106,9 +106,18 @@ def _array_encoder(kind: str) -> Callable[[Sequence[Any]], bytes]:
         count = len(values)
         if values.count(values[0]) == count:  # as leases, retentions and kinds of claims usually are
             body = item(values[0]) * count
+        elif None in values:
+            body = b"".join(map(item, values))
         else:
-            body = b"".join([item(value) for value in values])
+            body = items(list(map(encode, values)))
         return head + struct.pack(">ii", count, 1) + body
+
+    def items(data: list[bytes]) -> bytes:
+        sizes = set(map(len, data))
+        if len(sizes) > 1:
+            return b"".join([_LENGTH(len(datum)) + datum for datum in data])
+        length = _LENGTH(sizes.pop())  # of one size, as ids, owners, numbers and most people's keys are
+        return length + length.join(data)
 
     def item(value: Any) -> bytes:
         if value is None:

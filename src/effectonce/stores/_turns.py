@@ -41,24 +41,30 @@ class Turns(Generic[S, R]):
 
     async def submit(self, steps: Sequence[S]) -> Sequence[R]:
         """Have steps done. Cancelling the caller does not stop what others asked for."""
-        if self._busy or self._queue:
-            future: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
-            self._queue.append((steps, future))
-            if not self._flushing and self._busy < self._lanes:
-                self._flush_soon()
-            replies = await future
-        else:
-            self._busy = 1
-            try:
-                replies = await self._execute(steps)
-            finally:
-                self._busy -= 1
-                if self._queue and not self._flushing:
-                    self._flush_soon()
+        replies = await self.answers(steps)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
         return cast("Sequence[R]", replies)
+
+    def answers(self, steps: Sequence[S]) -> Awaitable[Sequence[R | Exception]]:
+        """The same, with an Exception in place of a reply: a future rather than a coroutine for who is in a crowd."""
+        if not (self._busy or self._queue):
+            self._busy = 1
+            return self._go_alone(steps)
+        future: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
+        self._queue.append((steps, future))
+        if not self._flushing and self._busy < self._lanes:
+            self._flush_soon()
+        return future
+
+    async def _go_alone(self, steps: Sequence[S]) -> Sequence[R | Exception]:
+        try:
+            return await self._execute(steps)
+        finally:
+            self._busy -= 1
+            if self._queue and not self._flushing:
+                self._flush_soon()
 
     def _flush_soon(self) -> None:
         """At the end of this turn of the loop, so that everyone who comes in it is there."""

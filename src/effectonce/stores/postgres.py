@@ -137,7 +137,7 @@ class _Verbs(SteppingStore):
                     await self._refused(answer, group, steps, replies)
                 else:
                     group.settle(answer, steps, replies)
-        self.count(sum(type(reply) is Added for reply in replies))
+        self.count(list(map(type, replies)).count(Added))
         return replies
 
     async def _refused(
@@ -444,9 +444,11 @@ class _OnLoops(_Verbs):
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
         if not claim.may_create:
             return await super().claim(claim)
-        (reply,) = await self.here().turns.submit((make(Add, (claim,)),))
+        (reply,) = await self.here().turns.answers((make(Add, (claim,)),))
         if type(reply) is Added:
             return decide_claim(None, claim, reply.now, reply.fence - 1)
+        if type(reply) is not Found:
+            raise reply
         record, now = reply
         decision = decide_claim(record, claim, now, 0)
         return decision if decision.record is record else await self.go_on(claiming(claim), reply)
@@ -455,7 +457,9 @@ class _OnLoops(_Verbs):
         """End a claim; the untroubled end is written out here too."""
         if not (completion.owner and completion.began):
             return await super().complete(completion)
-        (reply,) = await self.here().turns.submit((make(End, (completion,)),))
+        (reply,) = await self.here().turns.answers((make(End, (completion,)),))
+        if isinstance(reply, Exception):
+            raise reply
         return Ending.DONE if reply is DONE else await self.go_on(ending(completion), reply)
 
     async def watch(self, record: Record, seconds: float) -> bool:
