@@ -13,14 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effectonce.errors import ColourMismatch, Unencodable, UsageError
-from effectonce.versions import EventOrder, Gap, StaleVersion, UniqueEffect, VersionGap, VersionGuard, schema
+from effectonce.versions import (
+    Change,
+    EventOrder,
+    Gap,
+    StaleVersion,
+    UniqueEffect,
+    VersionGap,
+    VersionGuard,
+    schema,
+)
 
-ACCOUNTS = "CREATE TABLE accounts (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER, updated_by TEXT)"
+ACCOUNTS = "CREATE TABLE accounts (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER, note TEXT)"
 
 
 def database() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:")
-    for statement in [*schema("sqlite"), ACCOUNTS, "INSERT INTO accounts VALUES ('acc-1', 10, 3, NULL)"]:
+    for statement in [*schema("sqlite"), ACCOUNTS, "INSERT INTO accounts VALUES ('acc-1', 10, 3, '')"]:
         connection.execute(statement)
     connection.commit()
     return connection
@@ -34,9 +43,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def account(connection: sqlite3.Connection) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = connection.execute(
-        "SELECT balance, version, updated_by FROM accounts"
-    ).fetchone()
+    found: tuple[Any, ...] = connection.execute("SELECT balance, version FROM accounts").fetchone()
     return found
 
 
@@ -183,7 +190,7 @@ def test_parked_events_come_back_with_their_type(connection: sqlite3.Connection)
 
 # What is refused before anything is asked
 
-BY = VersionGuard("accounts", by="updated_by")
+ACCOUNT = VersionGuard("accounts")
 
 
 @pytest.mark.parametrize(
@@ -201,26 +208,19 @@ BY = VersionGuard("accounts", by="updated_by")
         (lambda at: at.update("acc-1", expected=3, set={"VERSION": 9}, by="r"), "the guard's own"),
         (lambda at: at.update("acc-1", expected=3, set={"id": "x"}, by="r"), "the guard's own"),
         (lambda at: at.update("acc-1", expected=3, set={'balance" = 0 --': 9}, by="r"), "not a name"),
-        (lambda at: at.update("acc-1", expected=3, set={"balance": 1}), "so an update needs one"),
         (lambda at: at.update("acc-1", expected=3, set={"balance": 1}, by=""), "can't be a name"),
         (lambda at: at.update("acc-1", expected=3, set={"balance": 1}, by="r "), "without blanks around"),
         (lambda at: at.update(None, expected=3, set={"balance": 1}, by="r"), "names no row"),
     ],
-    ids=[f"update-{n}" for n in range(13)],
+    ids=[f"update-{n}" for n in range(12)],
 )
 def test_a_wrong_update_says_what_is_wrong(
     connection: sqlite3.Connection, update: Callable[[Any], object], says: str
 ) -> None:
     """And writes nothing."""
     with pytest.raises(UsageError, match=says):
-        update(BY.on(connection))
-    assert account(connection) == (10, 3, None)
-
-
-def test_names_of_updates_need_a_column(connection: sqlite3.Connection) -> None:
-    """A name that is kept nowhere would make a promise that nobody keeps."""
-    with pytest.raises(UsageError, match="no column for by"):
-        VersionGuard("accounts").on(connection).update("acc-1", expected=3, set={"balance": 1}, by="r")
+        update(ACCOUNT.on(connection))
+    assert account(connection) == (10, 3)
 
 
 def test_without_a_transaction_nothing_is_done(connection: sqlite3.Connection) -> None:
@@ -233,7 +233,7 @@ def test_without_a_transaction_nothing_is_done(connection: sqlite3.Connection) -
     ):
         with pytest.raises(UsageError, match="BEGIN IMMEDIATE"):
             call()
-    assert account(connection) == (10, 3, None) and not connection.in_transaction
+    assert account(connection) == (10, 3) and not connection.in_transaction
 
 
 def test_the_wrong_colour_is_told_the_right_one(connection: sqlite3.Connection) -> None:
@@ -252,15 +252,15 @@ def test_what_is_no_connection_is_refused() -> None:
 
 def test_an_id_that_is_not_unique_is_heard_of(connection: sqlite3.Connection) -> None:
     """Two rows written at once would be two effects; a rollback undoes them."""
-    connection.execute("INSERT INTO accounts VALUES ('acc-2', 10, 3, NULL)")
+    connection.execute("INSERT INTO accounts VALUES ('acc-2', 10, 3, '')")
     with pytest.raises(UsageError, match="has to be unique"):
-        VersionGuard("accounts", id="balance").on(connection).update(10, expected=3, set={"updated_by": "x"})
+        VersionGuard("accounts", id="balance").on(connection).update(10, expected=3, set={"note": "x"})
 
 
 def test_a_row_without_a_version_is_stale(connection: sqlite3.Connection) -> None:
-    """NULL is no version, and the error says how to have one."""
+    """NULL is no version, and the error says so."""
     connection.execute("UPDATE accounts SET version = NULL")
-    with pytest.raises(StaleVersion, match="NOT NULL DEFAULT 1") as stale:
+    with pytest.raises(StaleVersion, match="its version is NULL") as stale:
         VersionGuard("accounts").on(connection).update("acc-1", expected=3, set={"balance": 1})
     assert stale.value.actual is None
 
@@ -274,13 +274,33 @@ def test_a_row_that_a_trigger_protects_is_no_endless_loop(connection: sqlite3.Co
 
 def test_names_that_need_quotes_work(connection: sqlite3.Connection) -> None:
     """Key words, blanks, hyphens, letters of any script."""
-    connection.execute(
-        'CREATE TABLE "order" ("group" TEXT, "größe" INTEGER, "my-version" INTEGER, "last by" TEXT)'
-    )
-    connection.execute("INSERT INTO \"order\" VALUES ('g', 1, 1, NULL)")
-    guard = VersionGuard("main.order", id="group", version="my-version", by="last by")
+    connection.execute('CREATE TABLE "order" ("group" TEXT, "größe" INTEGER, "my-version" INTEGER)')
+    connection.execute("INSERT INTO \"order\" VALUES ('g', 1, 1)")
+    guard = VersionGuard("main.order", id="group", version="my-version")
     assert guard.on(connection).update("g", expected=1, set={"größe": 2}, by="r").version == 2
-    assert connection.execute('SELECT * FROM "order"').fetchone() == ("g", 2, 2, "r")
+    assert connection.execute('SELECT * FROM "order"').fetchone() == ("g", 2, 2)
+
+
+def test_a_stale_update_is_not_remembered(connection: sqlite3.Connection) -> None:
+    """It was not made, so the next try under its name is made."""
+    table = ACCOUNT.on(connection)
+    with pytest.raises(StaleVersion):
+        table.update("acc-1", expected=2, set={"balance": 5}, by="withdraw-1")
+    connection.commit()
+    assert table.update("acc-1", expected=3, set={"balance": 5}, by="withdraw-1") == Change(4)
+
+
+def test_a_name_is_a_rows_own(connection: sqlite3.Connection) -> None:
+    """One request may change several rows and tables."""
+    connection.execute("INSERT INTO accounts VALUES ('acc-2', 10, 3, '')")
+    connection.execute("CREATE TABLE others AS SELECT * FROM accounts")
+    tables = [VersionGuard(name).on(connection) for name in ("accounts", "others")]
+    for table in tables:
+        for id in ("acc-1", "acc-2"):
+            assert table.update(id, expected=3, set={"balance": 5}, by="transfer-1") == Change(4)
+            assert table.update(id, expected=4, set={"balance": 0}, by="transfer-1") == Change(
+                4, replayed=True
+            )
 
 
 # The unique column

@@ -12,7 +12,8 @@ the transaction that is open there: ``guard.on(connection)``. They never commit.
 """
 
 from ..errors import StaleVersion, VersionGap
-from .events import EventOrder, Gap, schema
+from ._sql import schema
+from .events import EventOrder, Gap
 from .guard import Change, VersionGuard
 from .unique import UniqueEffect
 from .vectors import VersionVector

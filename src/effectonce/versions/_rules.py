@@ -4,7 +4,7 @@
 
     | the row                                  | verdict    | what happens                          |
     |------------------------------------------|------------|---------------------------------------|
-    | was last written under this very name    | REPEATED   | nothing: this update was made already |
+    | has had an update of this name           | REPEATED   | nothing: this update was made already |
     | is at ``expected``                       | WRITE      | it is written, one version higher     |
     | is anywhere else, or is not there        | STALE      | nothing: somebody else was quicker    |
 
@@ -21,20 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 HIGHEST = 2**63 - 1
 """What a column of 64 bits holds."""
-
-
-class Write(Enum):
-    """What becomes of a write."""
-
-    REPEATED = "repeated"
-    WRITE = "write"
-    STALE = "stale"
 
 
 class Arrival(Enum):
@@ -45,20 +37,9 @@ class Arrival(Enum):
     GAP = "gap"
 
 
-class Row(NamedTuple):
-    """What is known of a row: its version, and under which name it was last written."""
-
-    version: int | None
-    by: str | None = None
-
-
-def decide_write(row: Row | None, expected: int, by: str | None) -> Write:
-    """What a write may do to this row."""
-    if row is not None and by is not None and row.by == by:
-        return Write.REPEATED
-    if row is not None and row.version == expected:
-        return Write.WRITE
-    return Write.STALE
+def may_write(actual: int | None, expected: int) -> bool:
+    """Whether a write may be made to a row at ``actual``; None: there is none, or it has no version."""
+    return actual == expected
 
 
 def decide_event(applied: int, version: int) -> Arrival:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from .._blocking import run
 from ..errors import ColourMismatch, UsageError
-from ..transactions import adapt
+from ..stores._named import statements
+from ..transactions import Dialect, adapt
 from ._rules import HIGHEST
 
 T = TypeVar("T")
@@ -17,21 +18,31 @@ T = TypeVar("T")
 # question marks are left out: some driver takes each of them for something else.
 _NAME = re.compile(r"[^\W\d][\w -]{0,62}")
 
-_EXACT: Final = {
-    "sqlite": "{} COLLATE BINARY",
-    "postgresql": "CAST({} AS text)",
-    "mysql": "CAST({} AS BINARY)",
+SQL: Final = {
+    dialect: statements("common.sql", __file__) | statements(f"{dialect}.sql", __file__)
+    for dialect in get_args(Dialect)
 }
-"""A column of text as it is, whatever its collation takes for equal."""
+"""Our own statements, by dialect and name."""
+
+
+def schema(dialect: Dialect) -> list[str]:
+    """The statements that make our three tables, for your migrations. They may be run again."""
+    found = SQL[check_dialect(dialect)]
+    return [found[name] for name in ("create_updates", "create_positions", "create_parked")]
+
+
+def check_dialect(dialect: str) -> str:
+    """A dialect of SQL that is known here."""
+    if dialect in SQL:
+        return dialect
+    raise UsageError(f"dialect={shown(dialect)} is not known. Say one of {', '.join(SQL)}.")
 
 
 class Quoting:
     """How a dialect of SQL writes names."""
 
     def __init__(self, dialect: str) -> None:
-        if dialect not in _EXACT:
-            raise UsageError(f"dialect={shown(dialect)} is not known. Say one of {', '.join(_EXACT)}.")
-        self.dialect = dialect
+        self.dialect = check_dialect(dialect)
         self._mark = "`" if dialect == "mysql" else '"'
 
     def quote(self, name: str) -> str:
@@ -79,12 +90,8 @@ class Line(Quoting):
         """The rows that a statement gives."""
         return (await self._adapter.execute(statement, values)).rows
 
-    def exact(self, column: str) -> str:
-        """A column, for a comparison with ``text(…)`` in which every letter and blank counts."""
-        return _EXACT[self.dialect].format(self.quote(column))
-
     def text(self, value: str) -> str | bytes:
-        """A text for a column or comparison that is exact: on MySQL these are bytes."""
+        """A text for a column of ours, where every letter counts: on MySQL these are of bytes."""
         return value.encode() if self.dialect == "mysql" else value
 
 

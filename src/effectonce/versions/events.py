@@ -17,19 +17,13 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from .. import codec
 from ..errors import UsageError, VersionGap
-from ..stores._named import statements
 from ._rules import Arrival, decide_event, run_after
-from ._sql import Line, check_text, check_version, plain, shown
+from ._sql import SQL, Line, check_text, check_version, plain, shown
 
 Gaps = Literal["report", "park", "allow"]
 
 WINDOW: Final = 100
 """How many parked events are read at a time."""
-
-_SQL: Final = {
-    dialect: statements("order.sql", __file__) | statements(f"{dialect}.sql", __file__)
-    for dialect in ("sqlite", "postgresql", "mysql")
-}
 
 
 class Gap(NamedTuple):
@@ -62,19 +56,12 @@ class EventOrder:
         return EntityEvents(self, Line(connection))
 
 
-def schema(dialect: Literal["sqlite", "postgresql", "mysql"]) -> list[str]:
-    """The statements that make the two tables of ``EventOrder``: for your migrations. They may be run again."""
-    if dialect not in _SQL:
-        raise UsageError(f"dialect={shown(dialect)} is not known. Say one of {', '.join(_SQL)}.")
-    return [_SQL[dialect]["create_positions"], _SQL[dialect]["create_parked"]]
-
-
 class EntityEvents:
     """``order.on(connection)``. Methods with ``a`` are for async connections."""
 
     def __init__(self, order: EventOrder, line: Line) -> None:
         self._order, self._line = order, line
-        self._sql = _SQL[line.dialect]
+        self._sql = SQL[line.dialect]
 
     def take(self, entity: str, version: int, event: Any) -> list[Any]:
         """The events to apply now, in order: this one if it is due, and those parked ones that it lets go.

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ..errors import UsageError
-from ..transactions.base import _and_causes
+from ..transactions.base import Dialect, _and_causes
 from ._sql import Line, Marks, Quoting, check_name, check_table, check_text, plain, shown
 
 _COLUMN_TYPES: Final = {
@@ -36,7 +36,7 @@ class UniqueEffect:
         self.table, self.column = check_table(table), check_name("column", column)
         self.constraint = check_name("constraint", constraint or f"{self.table[-1]}_{column}_once"[:63])
 
-    def schema(self, dialect: Literal["sqlite", "postgresql", "mysql"]) -> list[str]:
+    def schema(self, dialect: Dialect) -> list[str]:
         """The statements that add the column and its unique index: for your migrations.
 
         Rows that are there already have no key, which a unique index allows any number of.

@@ -1,11 +1,21 @@
--- Event order on MySQL and MariaDB. Names are bytes, so that neither case nor trailing blanks make two of them one.
+-- What differs on MySQL and MariaDB. Names are bytes, so that neither case nor trailing blanks make two of them one.
 -- IGNORE can hide nothing but the duplicate: every value is checked before.
+
+-- name: remember
+INSERT IGNORE INTO effectonce_updates (name, version) VALUES ($1, $2)
 
 -- name: begin
 INSERT IGNORE INTO effectonce_positions (consumer, entity, version) VALUES ($1, $2, $3)
 
 -- name: park
 INSERT IGNORE INTO effectonce_parked (consumer, entity, version, event) VALUES ($1, $2, $3, $4)
+
+-- name: create_updates
+CREATE TABLE IF NOT EXISTS effectonce_updates (
+    name CHAR(64) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY,
+    version BIGINT NOT NULL,
+    made_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+) ENGINE = InnoDB
 
 -- name: create_positions
 CREATE TABLE IF NOT EXISTS effectonce_positions (

@@ -1,10 +1,20 @@
--- Event order on SQLite.
+-- What differs on SQLite.
+
+-- name: remember
+INSERT INTO effectonce_updates (name, version) VALUES ($1, $2) ON CONFLICT DO NOTHING
 
 -- name: begin
 INSERT INTO effectonce_positions (consumer, entity, version) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
 
 -- name: park
 INSERT INTO effectonce_parked (consumer, entity, version, event) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
+
+-- name: create_updates
+CREATE TABLE IF NOT EXISTS effectonce_updates (
+    name TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    made_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+) WITHOUT ROWID
 
 -- name: create_positions
 CREATE TABLE IF NOT EXISTS effectonce_positions (

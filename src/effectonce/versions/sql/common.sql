@@ -1,6 +1,13 @@
--- What event order says to a database, whichever it is. $1, $2 … are values; {latest} makes a read see what was committed last.
+-- What is said to a database, whichever it is. $1, $2 … are values; {latest} makes a read see what was committed last.
 
--- The usual case. Whoever has events parked goes the long way, so nobody else has to look for any.
+-- "advance" is an event's usual case: whoever has events parked goes the long way, so that nobody else has to look.
+
+-- name: made
+SELECT version FROM effectonce_updates WHERE name = $1{latest}
+
+-- name: forget
+DELETE FROM effectonce_updates WHERE name = $1
+
 -- name: advance
 UPDATE effectonce_positions SET version = $1 WHERE consumer = $2 AND entity = $3 AND version = $4 AND parked = 0
 
