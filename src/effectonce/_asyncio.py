@@ -49,26 +49,19 @@ class Asyncio:
 
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
         """Await the handler, and cancel it when the keeper says that the attempt's lease is lost."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        running, cancelled_here = True, False
-
-        def cancel() -> None:
-            nonlocal cancelled_here
-            if running and task is not None:
-                cancelled_here = True
-                task.cancel()
-
-        attempt.when_lost(lambda: _on(loop, cancel))
+        task = asyncio.current_task()
+        running = _Running(asyncio.get_running_loop(), task)
+        attempt.when_lost(running.lose)
         try:
             return await handler
         except asyncio.CancelledError:
-            if cancelled_here and task is not None and task.uncancel() == 0:
+            if running.cancelled_here and task is not None and task.uncancel() == 0:
                 raise LeaseLost(
                     "The handler was cancelled because its lease was lost.", key=attempt.key
                 ) from None
             raise
         finally:
-            running = False
+            running.task = None
             attempt.when_lost(_nobody)  # else attempt, task and context would hold on to each other
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:
@@ -97,6 +90,25 @@ class Asyncio:
                 for task in tasks:
                     task.cancel()
         return [None if task.cancelled() else task.result() for task in tasks], interrupted
+
+
+class _Running:
+    """The task that a handler runs in; none when it has ended."""
+
+    __slots__ = ("cancelled_here", "loop", "task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
+        self.loop, self.task, self.cancelled_here = loop, task, False
+
+    def lose(self) -> None:
+        """Called from the keeper's thread when the lease is lost."""
+        _on(self.loop, self.cancel)
+
+    def cancel(self) -> None:
+        """Cancel it, if it is still running."""
+        if self.task is not None:
+            self.cancelled_here = True
+            self.task.cancel()
 
 
 def _nobody() -> None:

@@ -13,7 +13,7 @@ from tempfile import SpooledTemporaryFile
 from types import CoroutineType, coroutine
 from typing import IO, Any
 
-from ._exchange import Hasher, Problem, fingerprint_of
+from ._exchange import Hasher, Problem
 from ._rules import Rules
 
 Message = Any
@@ -30,24 +30,42 @@ class Gone(Exception):
     """The client left before its request was complete: nothing was asked."""
 
 
-async def take_in(scope: Any, rules: Rules, receive: Receive, declared: int | None) -> tuple[bytes, Body]:
+def begin(receive: Receive) -> tuple[Message | None, Awaitable[Message]]:
+    """The first message, if it is there already; else what to wait for.
+
+    What is there already needs no clock, which would cost more than its hash.
+    """
+    coming = receive()
+    if type(coming) is not CoroutineType:
+        return None, coming
+    try:
+        return None, _go_on(coming, coming.send(None))
+    except StopIteration as there:
+        return there.value, coming
+
+
+def is_whole(message: Message, declared: int | None, rules: Rules) -> bool:
+    """Whether a first message is all of a body, and all is well with it."""
+    if message.get("more_body") or message["type"] != "http.request":
+        return False
+    body = message.get("body")
+    size = len(body) if type(body) is bytes else -1
+    return 0 <= size <= rules.max_request and (declared is None or size == declared)
+
+
+async def take_in(
+    scope: Any,
+    rules: Rules,
+    receive: Receive,
+    declared: int | None,
+    message: Message | None,
+    coming: Awaitable[Message],
+) -> tuple[bytes, Body]:
     """What was asked, and the body. Raises ``Problem`` for a body that can't be taken in whole, and ``Gone``."""
-    if declared is not None:
-        check_size(declared, rules)
-    message, coming = None, receive()
-    if (
-        type(coming) is CoroutineType
-    ):  # what is there already needs no clock, which would cost more than its hash
-        try:
-            coming = _go_on(coming, coming.send(None))
-        except StopIteration as there:
-            message = there.value
     if message is None or message.get("more_body") or message["type"] != "http.request":
         return await _take_in_pieces(scope, rules, receive, declared, message, coming)
     body: bytes = message.get("body", b"")
     check_size(len(body), rules, declared)
-    if rules.fingerprint == "body":
-        return fingerprint_of(scope["method"], path_of(scope), scope["query_string"], body), body
     hasher = hasher_of(scope, rules)
     hasher.update(body)
     return await digest_of(hasher, len(body)), body

@@ -15,9 +15,10 @@ from typing import Any, Unpack
 from .._answers import call_of
 from .._attempt import CURRENT, Attempt
 from .._durations import Duration, seconds
-from .._flow import Colour
+from .._flow import CLAIMED, NO_ANSWER, REPLAY, Colour
 from .._messages import Outcome
 from .._receiver import Receiver
+from .._records import Decision, make
 from ..errors import LateArrival, NotApplied, UsageError
 from ..keys import content_id, prefix
 from ._exchange import (
@@ -60,6 +61,8 @@ class Boundary:
                 "say scope=PUBLIC if all callers may see each other's answers."
             )
         self.methods = self.rules.methods.union(*(rules.methods for _, rules in self.routes if rules))
+        self.everywhere = {} if self.routes else dict.fromkeys(self.rules.methods, self.rules)
+        """The rules by method, where the path does not matter."""
         self.quota = Quota(receiver.flow.monotonic)
         self._words = words
         self._own: dict[tuple[Route | None, Route], Rules] = {}
@@ -129,6 +132,9 @@ def claimed_here(boundary: Boundary) -> Boundary:
 
 
 LONGEST_NAME = 64
+MOST_NAMES = 4096
+_fit_names: set[str] = set()
+"""Names that were found fit to be names, and are no secrets."""
 _CREDENTIALS = re.compile(r"(?i)(basic|bearer|digest|negotiate|token|api-?key)[ :=]")
 
 
@@ -137,6 +143,8 @@ def checked_scope(scope: Any) -> str:
 
     What looks like credentials, or is too long for a name, is stored and logged as a hash of it.
     """
+    if type(scope) is str and scope in _fit_names:
+        return scope
     if not scope:
         raise Problem("scope-missing", "Send the credentials that this API asks for.")
     text: Any = type(scope).__str__
@@ -149,6 +157,10 @@ def checked_scope(scope: Any) -> str:
         prefix(name, OPERATION)
     except UsageError:
         raise Problem("scope-missing", "These credentials can't name anybody.") from None
+    if name == scope:
+        if len(_fit_names) >= MOST_NAMES:
+            _fit_names.clear()
+        _fit_names.add(name)
     return name
 
 
@@ -210,27 +222,46 @@ class Exchange:
         self.key, self.scope = key, scope
 
     async def open(self, fingerprint: bytes) -> Answer | None:
-        """Claim the key: the answer to give at once, or None if the handler has to run."""
-        name, rules = prefix(self.scope, OPERATION) + self.key, self.rules
-        limit = rules.max_new_keys
+        """Claim the key: the answer to give at once, or None if the handler has to run.
+
+        The straight ways are written out, since every request pays for each step of them. The flow knows all ways.
+        """
+        rules, flow, colour = self.rules, self.flow, self.colour
+        limit, terms, may_create = rules.max_new_keys, rules.terms, True
         if limit is not None and self.quota.is_used_up(self.scope, limit):
-            terms = rules.terms.but(late="reject", dead_letter=None)
-            self.call = call_of(name, fingerprint, terms, ANSWER, may_create=False)
-        else:
-            self.call = call_of(name, fingerprint, rules.terms, ANSWER)
+            terms, may_create = terms.but(late="reject", dead_letter=None), False
+        name = prefix(self.scope, OPERATION) + self.key
+        self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
+        answer: Decision | BaseException | None = None
+        started = flow.monotonic()
         try:
-            opened = await self.flow.open(self.colour, self.call)
+            if not terms.local_cache:
+                try:
+                    answer = await colour.store.claim(call.claim)
+                except colour.trouble as error:
+                    answer = error
+            verdict, record, left = answer if type(answer) is Decision else NO_ANSWER
+            if verdict is REPLAY and record is not None:
+                return self.given(flow.replay(call, record, left))
+            if verdict is CLAIMED and record is not None and flow.monotonic() - started < call.claim.lease:
+                self.attempt = flow.begin(call.claim, CLAIMED, record, started)
+            else:
+                opened = await flow.open(colour, call, answer, started)
+                if not isinstance(opened, Attempt):
+                    return self._refusal(opened)
+                self.attempt = opened
         except BaseException:
             self.abandon()
             raise
-        if isinstance(opened, Attempt):
-            self.attempt, self.wish = opened, Wish()
-            if limit is not None:
-                self.quota.use(self.scope)
-            return None
-        if isinstance(opened.error, LateArrival):
+        self.wish = Wish()
+        if limit is not None:
+            self.quota.use(self.scope)
+        return None
+
+    def _refusal(self, outcome: Outcome[Answer]) -> Answer:
+        if isinstance(outcome.error, LateArrival):
             raise self.quota.refusal()
-        return self.given(opened)
+        return self.given(outcome)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -248,14 +279,15 @@ class Exchange:
 
     async def record(self, answer: Answer) -> Answer | None:
         """Record what the handler answered. Gives an answer if there is one that counts more than the handler's."""
+        call, attempt, wish, flow, colour = self.call, self.attempt, self.wish, self.flow, self.colour
         failure = self._failure(answer.status)
         if failure is not None:
-            outcome = await self.flow.fail(self.colour, self.call, self.attempt, failure)
+            outcome = await flow.fail(colour, call, attempt, failure)
             return None if outcome.error is failure else self.given(outcome)
-        if self.wish.keep is not None:
-            self.attempt.claim = self.attempt.claim._replace(keep=self.wish.keep)
-        kept = remembered(answer if self.wish.store else answer._replace(body=None))
-        outcome = await self.flow.finish(self.colour, self.call, self.attempt, kept)
+        if wish.keep is not None:
+            attempt.claim = attempt.claim._replace(keep=wish.keep)
+        kept = remembered(answer if wish.store else answer._replace(body=None))
+        outcome = await flow.finish(colour, call, attempt, kept)
         return self.given(outcome) if outcome.error is not None or outcome.replayed else None
 
     async def fail(self, error: BaseException) -> Answer | None:
@@ -277,7 +309,7 @@ class Exchange:
         if answer is not None and error is None:
             status, headers, body = answer
             if body is not None:
-                return Answer(status, (*headers, self.rules.replayed, *self.marks), body)
+                return make(Answer, (status, (*headers, self.rules.replayed, *self.marks), body))
             error = NOT_REPLAYABLE
         assert error is not None
         problem = problem_of(error, self.rules.busy_status)
@@ -288,7 +320,7 @@ class Exchange:
     def first(self, answer: Answer) -> Answer:
         """An answer with the key it belongs to."""
         status, headers, body = answer
-        return Answer(status, (*headers, *self.marks), body)
+        return make(Answer, (status, (*headers, *self.marks), body))
 
     @property
     def marks(self) -> tuple[Header, ...]:
@@ -297,13 +329,14 @@ class Exchange:
 
     def _failure(self, status: int) -> Exception | None:
         """What an answer's status stands for, where the flow wants a handler's exception; None for a result."""
-        if self.wish.nothing_happened:
+        wish = self.wish
+        if wish.nothing_happened:
             return NotApplied()
         word = word_on(status, self.rules.on_server_error)
         if word == "remember":
             return None
-        if status >= 500 and self.wish.raised is not None:
-            return self.wish.raised
+        if status >= 500 and wish.raised is not None:
+            return wish.raised
         return NotApplied() if word == "release" else ServerFault(f"status {status}")
 
 

@@ -21,6 +21,7 @@ from math import ceil
 from struct import Struct
 from typing import Any, Literal, NamedTuple
 
+from .._records import make
 from ..codec import Form, canonical_json
 from ..errors import (
     AttemptsExhausted,
@@ -64,11 +65,11 @@ def key_of(lines: Sequence[bytes], strict: bool = False) -> str | None:
     if len(lines) > 1:
         raise Problem("key-invalid", "The request has more than one key. Send one.")
     found = _KEY.fullmatch(lines[0])
-    string, token = (None, None) if found is None else found.groups()
-    if string is not None:
+    if found is not None and found.lastindex == 1:
+        string = found[1]
         key = (_ESCAPED.sub(rb"\1", string) if b"\\" in string else string).decode("ascii")
-    elif token is not None and not strict:
-        key = token.decode("ascii")
+    elif found is not None and not strict:
+        key = found[2].decode("ascii")
     else:
         form = 'a string in double quotes, such as "8e03978e-40d5-43dd-bc93-6894a57f9324"'
         raise Problem("key-invalid", f"The key must be {form}.")
@@ -93,18 +94,26 @@ Fingerprint = Literal["body", "json"]
 
 def fingerprint_of(method: str, path: bytes, query: bytes, body: bytes) -> bytes:
     """What was asked under a key: 16 bytes that tell one request from another."""
-    return sha256(HEAD % (method.encode("latin-1"), len(path), len(query), path, query) + body).digest()[:16]
+    known = len(path) + len(query) <= KNOWN_BYTES
+    head = (_head if known else _head.__wrapped__)(method, path, query)
+    return sha256(head + body).digest()[:16]
 
 
-HEAD = b"%b %d %d\n%b%b"
-"""With their lengths in front, no move of the borders between the parts gives the same bytes."""
+@lru_cache(maxsize=256)
+def _head(method: str, path: bytes, query: bytes) -> bytes:
+    """With their lengths in front, no move of the borders between the parts gives the same bytes."""
+    return b"%b %d %d\n%b%b" % (method.encode("latin-1"), len(path), len(query), path, query)
+
+
+KNOWN_BYTES = 1024
+"""What is longer is not held to be known again."""
 
 
 class Hasher:
     """What was asked under a key, taken in piece by piece."""
 
     def __init__(self, method: str, path: bytes, query: bytes, form: Fingerprint = "body") -> None:
-        self._hash = sha256(HEAD % (method.encode("latin-1"), len(path), len(query), path, query))
+        self._hash = sha256(_head.__wrapped__(method, path, query))
         self._document: list[bytes] | None = [] if form == "json" else None
 
     def update(self, piece: bytes) -> None:
@@ -164,6 +173,29 @@ def sound(headers: Iterable[Header]) -> tuple[Header, ...]:
     return kept
 
 
+class Start(NamedTuple):
+    """The start of an answer, and what it says of its body: how long it is, if it says so, and whether it ends."""
+
+    headers: tuple[Header, ...]
+    length: int | None
+    endless: bool
+
+
+def start_of(status: int, headers: Iterable[Header]) -> Start:
+    """What an app has said. Raises ``ValueError`` for headers that can't be sent."""
+    said = tuple([(name, value) for name, value in headers])
+    try:
+        return _start(status, said)
+    except TypeError:  # something in it can't be hashed, such as a bytearray
+        return _start.__wrapped__(status, tuple([(bytes(name), bytes(value)) for name, value in said]))
+
+
+@lru_cache(maxsize=128)
+def _start(status: int, headers: tuple[Header, ...]) -> Start:
+    """Answers of one kind begin alike, so most beginnings have been looked at before."""
+    return Start(sound(headers), *outlook(status, headers))
+
+
 def is_endless(headers: Iterable[Header]) -> bool:
     """Whether an answer is a stream of events, to be sent as they come."""
     return any(
@@ -188,31 +220,44 @@ def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
 def remembered(answer: Answer) -> Answer:
     """What is stored of an answer. Headers keep their order and their repetitions."""
     status, headers, body = answer
+    return make(Answer, (status, _kept(headers), body))
+
+
+@lru_cache(maxsize=128)
+def _kept(headers: tuple[Header, ...]) -> tuple[Header, ...]:
     held_back = HELD_BACK
     for name, value in headers:
         if name.lower() == b"connection":
             held_back |= {each.strip().lower() for each in value.split(b",")}
-    return Answer(status, tuple([pair for pair in headers if pair[0].lower() not in held_back]), body)
+    return tuple([pair for pair in headers if pair[0].lower() not in held_back])
 
 
 _HEAD = Struct(">BHI?")
+_HEAD_SIZE = _HEAD.size
 _VERSION = 1
 
 
 def _write(answer: Answer) -> bytes:
     status, headers, body = answer
+    lines = _lines(headers)
+    return _HEAD.pack(_VERSION, status, len(lines), body is not None) + lines + (body or b"")
+
+
+@lru_cache(maxsize=128)
+def _lines(headers: tuple[Header, ...]) -> bytes:
     lines = b"\n".join([b"%b\0%b" % pair for pair in headers])
     if lines.count(b"\0") != len(headers) or lines.count(b"\n") != max(len(headers) - 1, 0):
         raise Unencodable("headers", bytes, "it has a line break or a NUL, and would be read as two")
-    return _HEAD.pack(_VERSION, status, len(lines), body is not None) + lines + (body or b"")
+    return lines
 
 
 def _read(data: bytes) -> Answer:
     version, status, length, has_body = _HEAD.unpack_from(data)
     if version != _VERSION:
         raise ValueError(f"version {version} of a stored response is not known here")
-    end = _HEAD.size + length
-    return Answer(status, _headers(data[_HEAD.size : end]), data[end:] if has_body else None)
+    end = _HEAD_SIZE + length
+    headers = _headers(data[_HEAD_SIZE:end])
+    return make(Answer, (status, headers, data[end:] if has_body else None))
 
 
 @lru_cache(maxsize=256)
@@ -352,9 +397,9 @@ def problem_of(error: BaseException, busy_status: int = 409) -> Problem | None:
     """The problem that stands for an error of the tree, without its internals; None for any other error."""
     if isinstance(error, Problem):
         return error
-    for kind, make in _PROBLEM_OF:
+    for kind, problem in _PROBLEM_OF:
         if isinstance(error, kind):
-            return make(error, busy_status)
+            return problem(error, busy_status)
     return None
 
 

@@ -17,10 +17,24 @@ from .._attempt import CURRENT
 from .._receiver import Receiver
 from .._records import make
 from ..errors import LeaseLost, UsageError
-from ._asgi_body import Body, Gone, Message, Passing, Receive, close, message_of, take_in, whole
-from ._boundary import WISH, Boundary, Exchange, checked_scope, key_in, key_missing, natural_key
-from ._exchange import PUBLIC, Answer, Problem, key_of, outlook, sound
-from ._rules import Headers, Request, Route, Rules, RuleWords, Scope
+from ._asgi_body import (
+    Body,
+    Gone,
+    Message,
+    Passing,
+    Receive,
+    begin,
+    check_size,
+    close,
+    is_whole,
+    message_of,
+    path_of,
+    take_in,
+    whole,
+)
+from ._boundary import WISH, Boundary, Exchange, checked_scope, key_missing, natural_key
+from ._exchange import PUBLIC, Answer, Problem, fingerprint_of, key_of, start_of
+from ._rules import SAFE, Headers, Request, Route, Rules, RuleWords, Scope
 
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
@@ -55,8 +69,9 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         rules = None
-        if scope["type"] == "http" and scope["method"].upper() in self.boundary.methods:
-            rules = self.boundary.rules_for(scope["method"], seen_path(scope))
+        if scope["type"] == "http" and (method := scope["method"]) not in SAFE:
+            boundary = self.boundary
+            rules = boundary.everywhere.get(method) or boundary.rules_for(method, seen_path(scope))
         if rules is None:
             await self.app(scope, receive, send)
             return
@@ -79,8 +94,10 @@ class IdempotencyMiddleware:
         if rules.claim == "handler":
             await _Claimable(self, rules, scope, receive, send).let_pass(lines, length)
             return
-        key = key_in(rules, lines)
+        key = key_of(lines, rules.strict)
         if key is None and rules.key is None:
+            if rules.required:
+                raise key_missing(rules)
             await self.app(scope, receive, send)
             return
         boundary, whose = self.boundary, PUBLIC
@@ -89,7 +106,15 @@ class IdempotencyMiddleware:
             if type(named) is not str and inspect.isawaitable(named):
                 named = await named
             whose = checked_scope(named)
-        fingerprint, body = await take_in(scope, rules, receive, length)
+        if length is not None and length > rules.max_request:
+            check_size(length, rules)
+        message, coming = begin(receive)
+        body: Body
+        if rules.fingerprint == "body" and message is not None and is_whole(message, length, rules):
+            body = content = message["body"]
+            fingerprint = fingerprint_of(scope["method"], path_of(scope), scope["query_string"], content)
+        else:
+            fingerprint, body = await take_in(scope, rules, receive, length, message, coming)
         try:
             if key is None:
                 key = natural_key(rules, _request(scope), await whole(body))
@@ -100,9 +125,9 @@ class IdempotencyMiddleware:
             raise
         if answer is None:
             await _Covered(self, rules, scope, receive, send, exchange, body).run()
-        else:
-            close(body)
-            await _send(send, answer)
+            return
+        close(body)
+        await _send(send, answer)
 
 
 class _Covered:
@@ -157,7 +182,7 @@ class _Covered:
     async def _live(self) -> None:
         heard = self._heard
         try:
-            await self._handle()
+            await self._to_end()
             if not heard.done():
                 heard.set_result(None)
         except asyncio.CancelledError:
@@ -171,17 +196,18 @@ class _Covered:
         finally:
             self._middleware.running.discard(self)
 
-    async def _handle(self) -> None:
-        exchange, scope = self.exchange, _without_extensions(self._scope)
+    def _begin(self) -> Awaitable[None]:
+        """The app, as it is to run."""
+        exchange = self.exchange
         CURRENT.set(exchange.attempt)
         WISH.set(exchange.wish)
-        app = self._middleware.app(scope, self._give_body, self._take_answer)
-        await self._end(exchange.colour.attend(exchange.attempt, app))
+        app = self._middleware.app(_without_extensions(self._scope), self._give_body, self._take_answer)
+        return exchange.colour.attend(exchange.attempt, app)
 
-    async def _end(self, running: Awaitable[None]) -> None:
+    async def _to_end(self) -> None:
         """Bring the app to its end, and what it did to its record."""
         try:
-            await running
+            await self._begin()
             if not self._ended and self._recorder is None:
                 await self._end_with_app()
         except BaseException as error:
@@ -192,9 +218,13 @@ class _Covered:
             if self._ended or not await self._failed(error):
                 raise
         finally:
-            close(self._body)
+            self._let_go()
             if self._recorder is not None:
                 await self._recorder
+
+    def _let_go(self) -> None:
+        if self._body is not None:
+            close(self._body)
 
     async def _end_with_app(self) -> None:
         """The app has returned, and its answer is not recorded yet."""
@@ -219,6 +249,9 @@ class _Covered:
 
     async def _give_body(self) -> Message:
         """The body, then nothing until the answer is on its way, then what really comes."""
+        if type(self._body) is bytes:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
         if self._body is not None:
             message, more = await message_of(self._body)
             self._body = self._body if more else None
@@ -239,17 +272,23 @@ class _Covered:
         if self._ended:
             await self._pass_on(message)
         elif kind == "http.response.start":
-            headers = sound(message.get("headers", ()))
-            self._said = Answer(message["status"], headers, None)
-            self._length, endless = outlook(message["status"], headers)
+            status = message["status"]
+            headers, self._length, endless = start_of(status, message.get("headers", ()))
+            self._said = make(Answer, (status, headers, None))
             if endless:
                 await self._stream(b"", more=True)
         elif kind == "http.response.body":
             piece, more = message.get("body", b""), message.get("more_body", False)
-            if self._pieces is None and self._length is not None and not more:
-                await self._complete(piece)
-            else:
+            if more or self._pieces is not None or self._length is None:
                 await self._hold(piece, more)
+            elif len(piece) != self._length or self._length > self._rules.max_response:
+                await self._complete(piece)
+            else:  # in one piece, as most are
+                status, headers, _ = self._start()
+                answer, exchange = make(Answer, (status, headers, bytes(piece))), self.exchange
+                await self._answer_with(
+                    self.instead or await exchange.record(answer) or exchange.first(answer)
+                )
 
     async def _hold(self, piece: bytes, more: bool) -> None:
         if self._pieces is None:
@@ -278,8 +317,10 @@ class _Covered:
         if len(body) > self._rules.max_response:
             await self._stream(body, more=False)
             return
-        answer = Answer(status, headers, bytes(body))
-        await self._answer_with(await self._record(answer) or self.exchange.first(answer))
+        answer = make(Answer, (status, headers, bytes(body)))
+        await self._answer_with(
+            self.instead or await self.exchange.record(answer) or self.exchange.first(answer)
+        )
 
     async def _stream(self, body: bytes, more: bool) -> None:
         """Record that it was done, without what it says, and let the response go as it comes."""
@@ -332,7 +373,7 @@ class _Claimable(_Covered):
         if lines or self._rules.key is not None:
             await self.run()
         else:  # there is nothing to claim
-            await self._handle()
+            await self._to_end()
 
     async def claim(self, scope: Any) -> bool:
         """Claim the key for the handler that runs: whether it has to go on. Else the answer is there already.
@@ -370,12 +411,12 @@ class _Claimable(_Covered):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _handle(self) -> None:
+    def _begin(self) -> Awaitable[None]:
         scope = {**_without_extensions(self._scope), HANDLE: self}
-        try:
-            await self._end(self._middleware.app(scope, self._give_body, self._take_answer))
-        finally:
-            self._passing.close()
+        return self._middleware.app(scope, self._give_body, self._take_answer)
+
+    def _let_go(self) -> None:
+        self._passing.close()
 
     async def _end_with_app(self) -> None:
         if self.claimed:
