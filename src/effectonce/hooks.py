@@ -30,6 +30,8 @@ EventKind = Literal[
     "unprotected",
     "circuit",
     "purged",
+    "dead_letter",
+    "unstable_id",
 ]
 
 
@@ -49,8 +51,11 @@ class Event(NamedTuple):
 Hook = Callable[[Event], object]
 
 LOUD: frozenset[str] = frozenset(
-    {"fenced", "lease_lost", "in_doubt", "store_error", "mismatch", "unprotected", "circuit"}
-)
+    {
+        "fenced", "lease_lost", "in_doubt", "store_error", "mismatch", "unprotected", "circuit", "dead_letter",
+        "unstable_id",
+    }
+)  # fmt: skip
 
 
 def log_events(event: Event) -> None:

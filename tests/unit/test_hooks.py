@@ -177,8 +177,9 @@ def test_every_decision_is_told_once(stage: Stage, kinds: list[str], story: Call
 
 
 def test_every_kind_has_its_story() -> None:
-    """The stories above leave out no kind of event; the circuit's is told in test_circuit."""
-    assert {kind for kinds, _ in STORIES for kind in kinds} == set(get_args(EventKind)) - {"circuit"}
+    """The stories above leave out no kind of event; test_circuit and test_consumers tell the rest."""
+    elsewhere = {"circuit", "dead_letter", "unstable_id"}
+    assert {kind for kinds, _ in STORIES for kind in kinds} == set(get_args(EventKind)) - elsewhere
 
 
 def test_an_event_says_which_attempt(stage: Stage) -> None:
@@ -314,12 +315,13 @@ def test_every_line_carries_its_key(
 
 
 def test_what_needs_a_person_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Losses, doubts, outages and reused keys are warnings; the rest is information."""
+    """Losses, doubts, outages, reused keys and dead letters are warnings; the rest is information."""
     caplog.set_level(logging.DEBUG, "effectonce")
     for kind in get_args(EventKind):
         log_events(Event(kind, "k"))
     loud = {record.__dict__["effect_event"] for record in caplog.records if record.levelno == logging.WARNING}
-    assert loud == {"fenced", "lease_lost", "in_doubt", "store_error", "mismatch", "unprotected", "circuit"}
+    quiet = {"claimed", "completed", "replayed", "busy", "failed", "released", "taken_over", "late", "purged"}
+    assert loud == set(get_args(EventKind)) - quiet
     assert {record.levelno for record in caplog.records} == {logging.INFO, logging.WARNING}
 
 

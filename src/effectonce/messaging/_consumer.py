@@ -1,0 +1,328 @@
+"""The loop of every consumer: get some messages, claim and handle them together, tell the broker what became of each.
+
+    fetch -> claim all in one round trip -> handlers -> record all in one round trip -> acks
+
+An ack comes last, so whatever dies earlier is delivered again, and then the claim absorbs it. What a broker can do is a
+``Broker``: coroutines that never suspend when its client blocks. So one body serves both colours.
+
+While a batch is under way, a heartbeat extends the broker's deadline for it, as the keeper renews the leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+
+from .. import _blocking, batch
+from .._durations import Duration, seconds
+from .._messages import Message, Outcome
+from ..errors import ColourMismatch, UsageError
+from ..policy import Policy
+from ._delivery import (
+    EXTEND_SHARE,
+    Ack,
+    DeadLetter,
+    Delivery,
+    Intake,
+    Nack,
+    Pace,
+    Verdict,
+    Watchdog,
+    decide,
+    to_extend,
+)
+from ._ordered import run_in_groups
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from .._flow import Colour
+    from .._receiver import Receiver
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+WEEK_SECONDS = 7 * 86_400.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""While the broker is away."""
+STORE_PAUSE = 5.0
+"""The longest rest while the store is away: whoever goes on fetching only moves messages back and forth."""
+LOOK_SECONDS = 0.1
+"""How soon a resting consumer hears that it shall stop."""
+
+log = logging.getLogger("effectonce.messaging")
+
+
+class Options(TypedDict, total=False):
+    """What every consumer takes besides its broker's own.
+
+    policy        how messages are treated; by default the receiver's, with a week of memory at least, and a duplicate
+                  of a running attempt goes back to the broker instead of being waited for
+    batch         how many messages are claimed together, at most
+    concurrency   how many handlers run side by side; messages of one group never do
+    decode        makes a payload of a body; by default JSON. ``bytes`` leaves it as it is
+    id            where the sender's id is: the name of a header, or a function of the client's own message object. Then
+                  a message without it is refused. By default the places that the broker has for it, in order
+    max_body      a larger message is refused
+    retry         the first and the longest pause before another delivery
+    """
+
+    policy: Policy | None
+    batch: int
+    concurrency: int
+    decode: Callable[[Any], Any]
+    id: str | Callable[[Any], object] | None
+    max_body: int
+    retry: tuple[Duration, Duration]
+
+
+class Broker(Protocol):
+    """A broker as the loop sees it. Its coroutines never suspend unless it ``awaits``."""
+
+    awaits: bool
+    away: tuple[type[Exception], ...]
+    """What its client raises while it can't be reached."""
+    deadline: float | None
+    """Seconds after which it delivers again what was neither settled nor extended; None: never."""
+
+    async def open(self) -> None:
+        """Make ready what is needed; called again after the broker was away."""
+        ...
+
+    async def fetch(self, most: int) -> Sequence[Delivery]:
+        """Some messages, at most so many. When there are none it waits for a moment, and gives none."""
+        ...
+
+    async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
+        """Tell the broker. A dead letter is put aside before it is acknowledged."""
+        ...
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """Have the broker wait longer. Called beside a running batch, from another thread or task."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what was fetched and of what was opened here; the client is its owner's."""
+        ...
+
+
+class Consumer:
+    """Handles each message once. Adapters give it its ``Broker``."""
+
+    def __init__(self, broker: Broker, receiver: Receiver, options: Options) -> None:
+        unknown = set(options) - set(Options.__annotations__)
+        if unknown:
+            raise UsageError(f"{', '.join(sorted(unknown))}: a consumer has no such option.")
+        self._broker, self._receiver = broker, receiver
+        policy = options.get("policy")
+        mine = receiver.policy
+        self.policy = mine.but(busy="reject", keep=max(mine.keep, WEEK_SECONDS)) if policy is None else policy
+        self._size = options.get("batch", batch.DEFAULT_SIZE)
+        self._concurrency = options.get("concurrency", batch.DEFAULT_CONCURRENCY)
+        if not 1 <= self._size <= batch.MAX_SIZE or self._concurrency < 1:
+            raise UsageError(f"batch={self._size} must be 1 to {batch.MAX_SIZE}, concurrency= at least 1.")
+        self._intake = Intake(options.get("decode", json.loads), options.get("max_body", 1 << 20))
+        first, longest = options.get("retry", ("1s", "5m"))
+        self._pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))
+        self._watchdog = Watchdog()
+        self._handler: Callable[..., Any] | None = None
+        self._stopping = threading.Event()
+        self._under_way: list[tuple[str, Delivery]] = []
+        self._held: set[str] = set()
+
+    # What people call
+
+    def handler(self, function: H) -> H:
+        """Decorate the function that handles messages; then ``run()`` needs none."""
+        self._handler = function
+        return function
+
+    def run(self, handler: Callable[[Message], Any] | None = None) -> None:
+        """Handle messages until ``stop``; what is under way then is finished first."""
+        chosen = self._chosen(handler, awaits=False)
+        with self._beating():
+            _blocking.run(self._run(self._receiver.blocking, chosen))
+
+    async def arun(self, handler: Callable[[Message], Any] | None = None) -> None:
+        """The same on an event loop."""
+        chosen = self._chosen(handler, awaits=True)
+        async with self._abeating():
+            await self._run(self._receiver.asyncio, chosen)
+
+    def run_once(self, handler: Callable[[Message], Any] | None = None) -> int:
+        """Handle what can be had now, one batch at most; how many messages that were."""
+        chosen = self._chosen(handler, awaits=False)
+        with self._beating():
+            return _blocking.run(self._once(self._receiver.blocking, chosen))
+
+    async def arun_once(self, handler: Callable[[Message], Any] | None = None) -> int:
+        """The same on an event loop."""
+        chosen = self._chosen(handler, awaits=True)
+        async with self._abeating():
+            return await self._once(self._receiver.asyncio, chosen)
+
+    def stop(self) -> None:
+        """Have ``run`` return after the batch that is under way. May be called in a signal handler."""
+        self._stopping.set()
+
+    # The one body of both colours
+
+    async def _run(self, colour: Colour, handler: Callable[..., Any]) -> None:
+        pause, is_open = FIRST_PAUSE, False
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if not is_open:
+                        await self._broker.open()
+                    is_open = True
+                    await self._round(colour, handler)
+                    pause = FIRST_PAUSE
+                except self._broker.away as error:
+                    log.warning("the broker can't be reached: %s: %s", type(error).__name__, error)
+                    is_open = False
+                    await self._rest(colour, pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            with suppress(*self._broker.away):
+                await self._broker.close()
+
+    async def _once(self, colour: Colour, handler: Callable[..., Any]) -> int:
+        await self._broker.open()
+        try:
+            return await self._round(colour, handler)
+        finally:
+            await self._broker.close()
+
+    async def _round(self, colour: Colour, handler: Callable[..., Any]) -> int:
+        deliveries = await self._broker.fetch(self._size)
+        if not deliveries:
+            return 0
+        outcomes = await self._handled(colour, handler, deliveries)
+        settled = [self._verdict(delivery, outcome) for delivery, outcome in outcomes]
+        await self._broker.settle(settled)
+        unanswered = [v.delay for _, v in settled if isinstance(v, Nack) and v.reason == "store_error"]
+        if unanswered:
+            await self._rest(colour, min(*unanswered, STORE_PAUSE))
+        return len(deliveries)
+
+    async def _handled(
+        self, colour: Colour, handler: Callable[..., Any], deliveries: Sequence[Delivery]
+    ) -> list[tuple[Delivery, Outcome[Any] | DeadLetter]]:
+        """What became of each delivery, in order; the heartbeat looks after them meanwhile."""
+        now = self._receiver._clock()
+        admitted = [self._intake.admit(delivery, now) for delivery in deliveries]
+        good = [message for message in admitted if isinstance(message, Message)]
+        groups = [
+            d.group for d, message in zip(deliveries, admitted, strict=True) if isinstance(message, Message)
+        ]
+        slots = self._receiver._slots(good, handler, "", "", None, self.policy)
+        named = iter("" if isinstance(slot, Outcome) else slot[0].key for slot in slots)
+        keys = ["" if isinstance(message, DeadLetter) else next(named) for message in admitted]
+        self._under_way = list(zip(keys, deliveries, strict=True))
+        try:
+            flow, size, limit = self._receiver.flow, self._size, self._concurrency
+            outcomes = iter(await run_in_groups(flow, colour, slots, groups, handler, size, limit))
+        finally:
+            self._under_way, self._held = [], set()
+        found = [message if isinstance(message, DeadLetter) else next(outcomes) for message in admitted]
+        return list(zip(deliveries, found, strict=True))
+
+    def _verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> tuple[Delivery, Verdict]:
+        events = self._receiver.events
+        if isinstance(outcome, DeadLetter):
+            verdict: Verdict = outcome
+        else:
+            verdict = decide(outcome, self.policy, self._pace)
+            warning = self._watchdog.hear(delivery, outcome, verdict, self._receiver.flow.monotonic())
+            if warning:
+                log.error("%s", warning)
+                self._receiver.flow.tell("unstable_id", "", detail=warning)
+        if isinstance(verdict, DeadLetter):
+            log.warning("dead letter from %s: %s", delivery.source, verdict.reason)
+            events.note("dead_letter", self._receiver.flow.monotonic())
+            events.tell("dead_letter", _id_of(delivery), attempt=verdict.attempts, detail=verdict.reason)
+        return delivery, verdict
+
+    async def _rest(self, colour: Colour, pause: float) -> None:
+        while pause > 0 and not self._stopping.is_set():
+            await colour.pause(min(pause, LOOK_SECONDS))
+            pause -= LOOK_SECONDS
+
+    # The heartbeat
+
+    async def _extend(self) -> None:
+        held = {attempt.key for attempt in list(self._receiver.flow.keeper.live.values())}
+        under_way = self._under_way
+        self._held |= held & {key for key, _ in under_way}
+        due = to_extend(under_way, self._held, held)
+        try:
+            if due:
+                await self._broker.extend(due)
+        except Exception as error:  # the next beat may do better, and a delivery that comes again is absorbed
+            log.warning("a deadline could not be extended: %s: %s", type(error).__name__, error)
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        if self._broker.deadline is None:
+            yield
+            return
+        over = threading.Event()
+        period = self._broker.deadline / EXTEND_SHARE
+
+        def beat() -> None:
+            while not over.wait(period):
+                _blocking.run(self._extend())
+
+        thread = threading.Thread(target=beat, name="effectonce-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @asynccontextmanager
+    async def _abeating(self) -> AsyncIterator[None]:
+        if self._broker.deadline is None:
+            yield
+            return
+        period = self._broker.deadline / EXTEND_SHARE
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(period)
+                await self._extend()
+
+        task = asyncio.ensure_future(beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def _chosen(self, handler: Callable[..., Any] | None, *, awaits: bool) -> Callable[..., Any]:
+        chosen = self._handler if handler is None else handler
+        if chosen is None or not callable(chosen):
+            raise UsageError("There is no handler: give one to run(), or decorate it with @consumer.handler.")
+        if self._broker.awaits != awaits:
+            instead = "await consumer.arun(...)" if self._broker.awaits else "consumer.run(...)"
+            raise ColourMismatch(f"This consumer's client needs the other form: {instead}.")
+        if not awaits and inspect.iscoroutinefunction(chosen):
+            raise ColourMismatch(
+                f"{chosen!r} is a coroutine function. A blocking client can't await it: use the client's asyncio form."
+            )
+        return chosen
+
+
+def _id_of(delivery: Delivery) -> str:
+    """How to name a delivery that perhaps has no key."""
+    return next((str(found)[:255] for _, found in delivery.ids if found is not None), "")
+
+
+__all__ = ["Ack", "Broker", "Consumer", "Options"]

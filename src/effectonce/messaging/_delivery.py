@@ -1,0 +1,357 @@
+"""What to tell a broker, decided here for all of them and without I/O.
+
+A delivery is first **admitted**: it becomes a ``Message`` with a stable id, or a dead letter that says what is wrong
+with it. What the receiver then says of it, an ``Outcome``, becomes a **verdict**:
+
+=============  ==========================================  ====================================================
+outcome        means                                       the broker is told
+=============  ==========================================  ====================================================
+executed       the effect happened and is recorded         ack
+replayed       it had happened before                      ack, with the first value
+in_progress    another consumer is at it                   nack, until its lease is over; never an ack
+failed         the handler raised, its claim was released  nack, with a pause that doubles with each attempt
+failed         the error is remembered, or the attempts    dead letter: another delivery would get the same
+               are used up
+mismatch       the id was used before for another payload  dead letter
+late           older than what the store remembers         dead letter, unless the policy has parked it already
+in_doubt       nobody knows whether the effect happened    nack, with the longest pause: each delivery asks the
+                                                           prober again, and nothing is lost while a person looks
+store_error    the store did not answer                    nack; no attempt is counted
+=============  ==========================================  ====================================================
+
+A broker's word that it delivers something *again* tells more: if the store has never seen what the broker has, again
+and again, then ids change between deliveries and protect nobody. ``Watchdog`` listens for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
+
+from .. import keys
+from .._messages import Message, Outcome, Status
+from ..errors import (
+    AttemptsExhausted,
+    EffectOnceError,
+    InProgress,
+    InvalidKey,
+    LeaseLost,
+    NotApplied,
+    RememberedError,
+    StoreUnavailable,
+    UsageError,
+)
+from ..policy import Policy
+
+FUTURE_SECONDS: Final = 300.0
+"""How far ahead a sender's clock may be. A message from further on could not be known to be late."""
+SHORTEST_DELAY: Final = 0.05
+EXTEND_SHARE: Final = 3.0
+"""A broker's deadline is extended after a third of it, as a lease is: two extensions may fail."""
+LONGEST_DETAIL: Final = 500
+
+Reason = Literal[
+    "no_id", "invalid_id", "undecodable", "unusable", "too_large", "future", "late", "mismatch", "remembered_error",
+    "attempts_exhausted",
+]  # fmt: skip
+"""Why a message can never be processed, however often it is delivered."""
+
+
+# What comes in
+
+
+class Delivery(NamedTuple):
+    """One message as its broker handed it over."""
+
+    handle: Any
+    """What the adapter settles it by."""
+    source: str
+    """Whose ids these are: the queue, stream or topic."""
+    ids: tuple[tuple[str, object], ...]
+    """Where a stable id may be and what is there (None: nothing), the best first."""
+    body: Any
+    """Its bytes, or what the broker has instead of them."""
+    size: int
+    """In bytes."""
+    timestamp: float | None = None
+    """When it was sent, in seconds since 1970."""
+    times: int = 1
+    """How often the broker has handed it over, this time included."""
+    group: Hashable | None = None
+    """What it must keep its order in."""
+
+
+class DeadLetter(NamedTuple):
+    """It will never be processed: put it aside, with the reason."""
+
+    reason: Reason
+    detail: str = ""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How deliveries become messages: ``decode`` makes a payload of a body, up to ``max_body`` bytes."""
+
+    decode: Callable[[Any], Any]
+    max_body: int
+
+    def admit(self, delivery: Delivery, now: float) -> Message | DeadLetter:
+        """The message in a delivery, or why there is none."""
+        if delivery.size > self.max_body:
+            return DeadLetter("too_large", f"It has {delivery.size} bytes, max_body is {self.max_body}.")
+        sent = delivery.timestamp
+        if sent is not None and sent > now + FUTURE_SECONDS:
+            return DeadLetter("future", f"It was sent {sent - now:.0f} s from now, by its own timestamp.")
+        name = stable_id(delivery.ids)
+        if isinstance(name, DeadLetter):
+            return name
+        try:
+            payload = self.decode(delivery.body)
+        except Exception as error:  # whatever a decoder raises, the message is at fault and not the consumer
+            return DeadLetter("undecodable", explained(error))
+        try:
+            return Message(name, payload, sent, delivery.source)
+        except InvalidKey as error:
+            return DeadLetter("invalid_id", explained(error))
+        except UsageError as error:
+            return DeadLetter("unusable", explained(error))
+
+
+def stable_id(candidates: Iterable[tuple[str, object]]) -> str | DeadLetter:
+    """The first id that is there. One that is no text is not skipped: the next might name another effect."""
+    looked: list[str] = []
+    for where, found in candidates:
+        looked.append(where)
+        if found is None:
+            continue
+        if isinstance(found, bytes | bytearray):
+            try:
+                return bytes(found).decode()
+            except UnicodeDecodeError:
+                return DeadLetter("invalid_id", f"Its id, in {where}, is not UTF-8.")
+        if not isinstance(found, str):
+            return DeadLetter(
+                "invalid_id", f"Its id, in {where}, is of type {type(found).__name__}, not text."
+            )
+        return found
+    return DeadLetter(
+        "no_id",
+        f"It has no id that is the same on every delivery (looked in {', '.join(looked) or 'no place'}). Have "
+        "the sender set one, or name where it is with id=.",
+    )
+
+
+def candidates(
+    wanted: str | Callable[[Any], object] | None,
+    message: Any,
+    header: Callable[[str], object],
+    usual: tuple[tuple[str, object], ...],
+) -> tuple[tuple[str, object], ...]:
+    """Where to look for an id: in the one place that the user names, else in the broker's usual ones."""
+    if wanted is None:
+        return usual
+    if isinstance(wanted, str):
+        return ((f"the header {wanted}", header(wanted)),)
+    try:
+        return (("what id= finds", wanted(message)),)
+    except Exception as error:  # the message is at fault: refused, and the consumer goes on
+        return (("what id= finds", error),)
+
+
+# What to tell the broker
+
+
+class Ack(NamedTuple):
+    """It is done. ``value`` is the handler's, for those who pass results on."""
+
+    value: Any = None
+    replayed: bool = False
+
+
+class Nack(NamedTuple):
+    """Deliver it again, not before ``delay`` seconds have passed."""
+
+    delay: float
+    reason: str
+    excused: bool = False
+    """Whether the store has not seen it, so that its next delivery is no sign of an id that changes."""
+
+
+Verdict = Ack | Nack | DeadLetter
+
+
+class Pace(NamedTuple):
+    """The pauses before another delivery: the first, which doubles, and the longest."""
+
+    first: float = 1.0
+    longest: float = 300.0
+
+    def after(self, attempts: int) -> float:
+        """The pause after so many attempts."""
+        return min(self.first * 2.0 ** min(max(attempts, 1) - 1, 64), self.longest)
+
+    def bounded(self, delay: float) -> float:
+        """A pause that somebody else asks for."""
+        return min(max(delay, SHORTEST_DELAY), self.longest)
+
+
+def decide(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    """What to tell the broker of a delivery that had this outcome under this policy."""
+    return TABLE[outcome.status](outcome, policy, pace)
+
+
+def _done(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    return Ack(outcome.value, outcome.replayed)  # also when its result can't be shown: the effect happened
+
+
+def _busy(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    left = outcome.error.retry_after if isinstance(outcome.error, InProgress) else pace.first
+    return Nack(pace.bounded(left), "in_progress")
+
+
+def _failed(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    error = outcome.error
+    if isinstance(error, AttemptsExhausted):
+        return DeadLetter("attempts_exhausted", explained(error), outcome.attempt)
+    if is_remembered(error, policy):
+        return DeadLetter("remembered_error", explained(error), outcome.attempt)
+    if isinstance(error, UsageError) and not outcome.attempt:  # it could not even be named or fingerprinted
+        return DeadLetter("unusable", explained(error))
+    if isinstance(error, LeaseLost):  # somebody took over: soon there is an answer
+        return Nack(pace.first, "lease_lost")
+    if isinstance(error, Held):
+        return Nack(SHORTEST_DELAY, "held", excused=True)
+    return Nack(pace.after(outcome.attempt), "failed")
+
+
+def _doubtful(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    return Nack(pace.longest, "in_doubt")
+
+
+def _mismatched(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    return DeadLetter("mismatch", explained(outcome.error), outcome.attempt)
+
+
+def _late(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    if outcome.error is None:
+        return Ack()  # the policy's own dead_letter has it
+    return DeadLetter("late", explained(outcome.error), outcome.attempt)
+
+
+def _unanswered(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+    error = outcome.error
+    delay = error.retry_after if isinstance(error, StoreUnavailable) else pace.longest
+    return Nack(pace.bounded(delay), "store_error", excused=True)
+
+
+TABLE: Mapping[Status, Callable[[Outcome[Any], Policy, Pace], Verdict]] = {
+    "executed": _done,
+    "replayed": _done,
+    "in_progress": _busy,
+    "failed": _failed,
+    "mismatch": _mismatched,
+    "late": _late,
+    "in_doubt": _doubtful,
+    "store_error": _unanswered,
+}
+
+
+class Held(NotApplied):
+    """Not begun, because an earlier message of its group has to come first."""
+
+
+def is_remembered(error: BaseException | None, policy: Policy) -> bool:
+    """Whether another delivery would get this same error, because it is the recorded answer."""
+    if isinstance(error, NotApplied):
+        return False
+    return isinstance(error, (RememberedError, *policy.remember))
+
+
+def explained(error: BaseException | None) -> str:
+    """An error in one printable line, for people who look at dead letters."""
+    if error is None:
+        return ""
+    text = str(error) if isinstance(error, EffectOnceError) else f"{type(error).__name__}: {error}"
+    line = "".join(each if each.isprintable() else " " for each in text)
+    return line if len(line) <= LONGEST_DETAIL else f"{line[: LONGEST_DETAIL - 1]}…"
+
+
+def labels(letter: DeadLetter, delivery: Delivery) -> dict[str, str]:
+    """What goes with a dead letter, as headers or fields beside the message's own."""
+    sent = delivery.timestamp
+    found = {
+        "dead-reason": letter.reason,
+        "dead-detail": letter.detail,
+        "dead-source": delivery.source,
+        "dead-attempts": str(letter.attempts),
+        "dead-deliveries": str(delivery.times),
+        "dead-first-seen": "" if sent is None else _written(sent),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _written(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):  # a sender may claim any time
+        return repr(seconds)
+
+
+# Whether ids are stable
+
+
+class Watchdog:
+    """Says when deliveries that the broker repeats are new to the store, again and again.
+
+    Some always are: a consumer may die between getting a message and claiming it. So it takes ``threshold`` of them in
+    a window, and hardly any repetition that was known. What was given back before it was claimed is excused.
+    """
+
+    KNOWN_SHARE = 0.1
+
+    def __init__(self, threshold: int = 20, window_seconds: float = 600.0) -> None:
+        self.threshold, self.window = threshold, window_seconds
+        self._since = 0.0
+        self._known = self._unknown = self._excuses = 0
+        self._told = False
+
+    def hear(self, delivery: Delivery, outcome: Outcome[Any], verdict: Verdict, now: float) -> str | None:
+        """Take note of a delivery; what to say loudly, at most once in a window."""
+        if now - self._since >= self.window:
+            self._since, self._known, self._unknown, self._told = now, 0, 0, False
+        if isinstance(verdict, Nack) and verdict.excused:
+            self._excuses += 1
+        elif delivery.times > 1 and outcome.status != "late":
+            self._count(is_new=outcome.attempt <= 1 and outcome.status in ("executed", "failed"))
+        if self._told or self._unknown < self.threshold or self._known > self.KNOWN_SHARE * self._unknown:
+            return None
+        self._told = True
+        return (
+            f"{self._unknown} deliveries from {delivery.source!r} were repetitions by the broker's word, and new to "
+            "the store: ids that change with each delivery protect nobody. Have the sender set an id; if it does, look "
+            "for a store that forgets, or for consumers that die before they begin."
+        )
+
+    def _count(self, *, is_new: bool) -> None:
+        if not is_new:
+            self._known += 1
+        elif self._excuses:
+            self._excuses -= 1
+        else:
+            self._unknown += 1
+
+
+def to_extend(
+    under_way: Iterable[tuple[str, Delivery]], held_before: set[str], held_now: set[str]
+) -> list[Delivery]:
+    """The deliveries whose deadline to extend, out of pairs with their keys: all, but none whose lease was lost."""
+    lost = held_before - held_now
+    return [delivery for key, delivery in under_way if key not in lost]
+
+
+def position(*parts: str | int) -> str:
+    """A place in a broker's log as an id: the same whenever the broker delivers it again."""
+    return keys.composite("at", *parts)

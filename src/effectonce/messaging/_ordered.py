@@ -1,0 +1,100 @@
+"""A batch whose groups keep their order: claimed together, run one after the other, stopped at the first that fails.
+
+Messages of one group are a Kafka partition's, or a FIFO queue's of one group id. All are claimed in one round trip.
+Then each group is one job: its handlers run in order, and when one has no result, those after it are given back
+unbegun, without an attempt being counted. Messages without a group are jobs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from typing import Any
+
+from .._attempt import Attempt
+from .._flow import Colour, Flow, insist
+from .._messages import Outcome
+from .._records import Completion, State
+from ..batch import Slot, _Piece, _Ran, run_batch
+from ._delivery import Held
+
+DONE = ("executed", "replayed")
+
+
+async def run_in_groups(
+    flow: Flow,
+    colour: Colour,
+    slots: Sequence[Slot | Outcome[Any]],
+    groups: Sequence[Hashable | None],
+    handler: Callable[..., Any],
+    size: int,
+    concurrency: int,
+) -> list[Outcome[Any]]:
+    """Process messages in one piece; outcomes in order."""
+    if not any(group is not None for group in groups):
+        return await run_batch(flow, colour, slots, handler, size, concurrency)
+    unnamed = count()
+    named = [(next(unnamed),) if group is None else group for group in groups]
+    good = [(slot, group) for slot, group in zip(slots, named, strict=True) if not isinstance(slot, Outcome)]
+    pieces = _Grouped(flow, colour, [slot for slot, _ in good], handler, concurrency)
+    pieces.groups = [group for _, group in good]
+    rest = iter(await pieces.run())
+    return [slot if isinstance(slot, Outcome) else next(rest) for slot in slots]
+
+
+class _Grouped(_Piece):
+    """A piece whose jobs are groups."""
+
+    groups: list[Hashable]
+
+    async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
+        members: dict[Hashable, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            if index in opened or index in self.outcomes:
+                members.setdefault(group, []).append(index)
+        jobs = [lambda group=group: self._group(group, opened) for group in members.values()]
+        results, interrupted = await self.colour.gather(jobs, self.concurrency)
+        self.interrupted = interrupted or self.interrupted
+        ran: dict[int, _Ran] = {}
+        for result in results:
+            ran |= result or {}
+        held = {
+            index: each for index, each in opened.items() if index not in ran and index not in self.outcomes
+        }
+        await self._give_back(held)
+        await self._record(ran)
+
+    async def _group(self, indexes: list[int], opened: dict[int, Attempt | None]) -> dict[int, _Ran]:
+        """Run a group up to the first message that has no result."""
+        ran: dict[int, _Ran] = {}
+        for index in indexes:
+            if index not in self.outcomes:
+                result = await self._job(index, opened[index])
+                if isinstance(result, _Ran):
+                    ran[index] = result
+                    if result.error is not None:
+                        break
+                    continue
+                if result is None:
+                    break
+                self.outcomes[index] = result
+            if self.outcomes[index].status not in DONE:
+                break
+        return ran
+
+    async def _give_back(self, held: dict[int, Attempt | None]) -> None:
+        """Release what never began, in one round trip. Where that can't be done, leases end it."""
+        releases: list[Completion] = []
+        for index, attempt in held.items():
+            self.outcomes[index] = Outcome(
+                "failed", error=Held("An earlier message of its group comes first.")
+            )
+            if attempt is not None:
+                _, owner, _, _, keep, *_ = attempt.claim
+                releases.append(
+                    Completion(attempt.key, owner, attempt.fence, State.ABSENT, None, keep, began=False)
+                )
+                self.flow.close(attempt, None)
+        if releases:
+            _, cancelled = await insist(self.colour, lambda: self.colour.store.complete_many(releases))
+            self.interrupted = self.interrupted or cancelled

@@ -1,0 +1,61 @@
+"""A consumer as a process: ``python -m tests.integration.consumers_worker KIND FOLDER SETTINGS``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.integration.consumers_helpers import BATCH, SIDE_BY_SIDE, Books, handled, receiver_in
+
+from effectonce import Message
+
+OPTIONS: dict[str, Any] = {"batch": BATCH, "concurrency": SIDE_BY_SIDE, "retry": ("100ms", "1s")}
+
+
+def serve(consumer: Any, books: Books) -> None:
+    """Consume until SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    consumer.run(lambda message: handled(books, message))
+
+
+async def aserve(consumer: Any, books: Books) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
+
+    async def handler(message: Message) -> str:
+        return handled(books, message)
+
+    await consumer.arun(handler)
+
+
+def redis_streams(books: Books, receiver: Any, url: str, stream: str) -> None:
+    import redis
+
+    from effectonce.messaging import redis_streams
+
+    client = redis.Redis.from_url(url)
+    serve(redis_streams.Consumer(client, stream, group="g", receiver=receiver, idle="1s", **OPTIONS), books)
+
+
+def redis_streams_asyncio(books: Books, receiver: Any, url: str, stream: str) -> None:
+    import redis.asyncio
+
+    from effectonce.messaging import redis_streams
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(url) as client:
+            await aserve(
+                redis_streams.Consumer(client, stream, group="g", receiver=receiver, idle="1s", **OPTIONS),
+                books,
+            )
+
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    kind, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    with receiver_in(folder) as receiver:
+        globals()[kind](Books(folder / "books.db"), receiver, **settings)

@@ -1,0 +1,278 @@
+"""The loop of every consumer, with a broker made of lists: order of groups, what is told, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.unit.receiving import StagedStore, Told
+
+from effectonce import Message, Policy, Receiver, State, StoreUnavailable, current
+from effectonce.messaging._consumer import Consumer
+from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
+from effectonce.testing.clocks import wait_until
+
+
+class Away(Exception):
+    """The broker can't be reached."""
+
+
+class ListBroker:
+    """Hands out batches that a test made, and keeps what it is told."""
+
+    away: tuple[type[Exception], ...] = (Away,)
+
+    def __init__(self, *batches: list[Delivery], awaits: bool = False, deadline: float | None = None) -> None:
+        self.batches, self.awaits, self.deadline = list(batches), awaits, deadline
+        self.told: list[tuple[Delivery, Verdict]] = []
+        self.calls: list[str] = []
+        self.extended: list[Delivery] = []
+        self.on_fetch: Callable[[], None] = lambda: None
+
+    async def open(self) -> None:
+        self.calls.append("open")
+
+    async def fetch(self, most: int) -> Sequence[Delivery]:
+        self.on_fetch()
+        return self.batches.pop(0) if self.batches else []
+
+    async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
+        self.told += settled
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        self.extended += deliveries
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    def verdicts(self) -> dict[str, Any]:
+        return {str(delivery.ids[0][1]): verdict for delivery, verdict in self.told}
+
+
+def of(id: str, group: Any = None, payload: Any = None, times: int = 1) -> Delivery:
+    body = json.dumps(id if payload is None else payload).encode()
+    return Delivery(None, "orders", (("id", id),), body, len(body), None, times, group)
+
+
+def consume(broker: ListBroker, receiver: Receiver, handler: Any, **options: Any) -> int:
+    consumer = Consumer(broker, receiver, options)
+    if not broker.awaits:
+        return consumer.run_once(handler)
+
+    async def coroutine(message: Message) -> Any:
+        return handler(message)
+
+    return asyncio.run(consumer.arun_once(coroutine))
+
+
+COLOURS = pytest.mark.parametrize("awaits", [False, True], ids=["blocking", "asyncio"])
+
+
+@COLOURS
+def test_a_batch_is_claimed_and_recorded_in_one_round_trip_each(awaits: bool) -> None:
+    """However many messages a poll brings, with and without groups."""
+    for group in (None, "g"):
+        store = StagedStore()
+        with Receiver(store) as receiver:
+            broker = ListBroker([of(f"{number}", group) for number in range(100)], awaits=awaits)
+            assert consume(broker, receiver, lambda message: message.payload) == 100
+        assert [call for call in store.calls if call.endswith("many")] == ["claim_many", "complete_many"]
+        assert broker.verdicts() == {f"{number}": Ack(f"{number}") for number in range(100)}
+
+
+@COLOURS
+def test_groups_keep_their_order_and_stop_at_the_first_failure(awaits: bool) -> None:
+    """What comes after a failure is given back unbegun, and no attempt is counted; other groups go on."""
+    ran: list[str] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.payload)
+        if message.payload == "a2" and ran.count("a2") == 1:
+            raise ValueError("not yet")
+
+    batch = [of(name, name[0]) for name in ("a1", "b1", "a2", "b2", "a3", "b3", "a4")] + [of("single")]
+    with Receiver("memory://") as receiver:
+        broker = ListBroker(batch, awaits=awaits)
+        consume(broker, receiver, handler, concurrency=4)
+        assert [name for name in ran if name[0] == "a"] == ["a1", "a2"]
+        assert [name for name in ran if name[0] == "b"] == ["b1", "b2", "b3"]
+        assert "single" in ran
+        told = broker.verdicts()
+        assert told["a2"] == Nack(1.0, "failed")
+        assert all(told[name].reason == "held" for name in ("a3", "a4"))
+        held = receiver.get(receiver.key_of(Message("a3", "a3", source="orders")))
+        assert held is None or (held.state, held.attempts) == (State.ABSENT, 0)
+        consume(ListBroker(batch, awaits=awaits), receiver, handler)
+    assert [name for name in ran if name[0] == "a"] == ["a1", "a2", "a2", "a3", "a4"]
+    assert len(ran) == 9, "what was done is not done again"
+
+
+def test_a_group_waits_for_a_member_that_runs_elsewhere() -> None:
+    """A claim that is refused stops its group like a failure does."""
+    entered, leave = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def slow(message: Message) -> None:
+        entered.set()
+        assert leave.wait(20)
+
+    with Receiver("memory://") as receiver:
+        first = threading.Thread(target=consume, args=(ListBroker([of("a1", "a")]), receiver, slow))
+        first.start()
+        assert entered.wait(20)
+        broker = ListBroker([of("a1", "a"), of("a2", "a")])
+        consume(broker, receiver, lambda message: ran.append(message.id))
+        leave.set()
+        first.join()
+    assert ran == []
+    assert [verdict.reason for verdict in broker.verdicts().values()] == ["in_progress", "held"]
+
+
+def test_what_is_put_aside_does_not_stop_its_group_for_good() -> None:
+    """A message that can't be decoded is passed over at once; one that is used up, with the next delivery."""
+    ran: list[str] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        if message.id == "poison":
+            raise ValueError("never")
+
+    bad = of("bad", "a")._replace(body=b"{")
+    batch = [bad, of("poison", "a"), of("last", "a")]
+    with Receiver("memory://", policy=Policy(max_attempts=1)) as receiver:
+        first, second = ListBroker(batch), ListBroker(batch[1:])
+        consume(first, receiver, handler)
+        consume(second, receiver, handler)
+        third = ListBroker(batch[2:])
+        consume(third, receiver, handler)
+    assert isinstance(first.verdicts()["bad"], DeadLetter)
+    assert second.verdicts()["poison"].reason == "attempts_exhausted"
+    assert ran == ["poison", "last"]
+
+
+def test_dead_letters_are_events() -> None:
+    """Each is told to hooks, with its id and the reason, and counted."""
+    told = Told()
+    with Receiver("memory://", hooks=[told]) as receiver:
+        consume(ListBroker([of("bad")._replace(body=b"{")]), receiver, lambda _: None)
+        (event,) = told
+        assert (event.kind, event.key, event.detail) == ("dead_letter", "bad", "undecodable")
+        assert receiver.stats().since_start.counts["dead_letter"] == 1
+
+
+def test_ids_that_change_with_each_delivery_are_told() -> None:
+    """A broker that repeats what the store has never seen: an event, once."""
+    told = Told()
+    with Receiver("memory://", hooks=[told]) as receiver:
+        batch = [of(f"random-{number}", times=2) for number in range(60)]
+        consume(ListBroker(batch), receiver, lambda _: None)
+    assert told.kinds().count("unstable_id") == 1
+
+
+def test_a_repeat_in_the_same_batch_has_its_firsts_verdict() -> None:
+    """Both are acknowledged, or both come again."""
+    batch = [of("good"), of("good"), of("bad"), of("bad")]
+
+    def handler(message: Message) -> str:
+        if message.id == "bad":
+            raise ValueError("not yet")
+        return "done"
+
+    with Receiver("memory://") as receiver:
+        broker = ListBroker(batch)
+        consume(broker, receiver, handler)
+    good, again, bad, bad_again = (verdict for _, verdict in broker.told)
+    assert (good, again) == (Ack("done"), Ack("done", replayed=True))
+    assert bad == bad_again == Nack(1.0, "failed")
+
+
+@COLOURS
+def test_deadlines_are_extended_while_handlers_run(awaits: bool) -> None:
+    """All of the batch, also what only waits for its acknowledgement; and nothing any more when it is settled."""
+    broker = ListBroker([of("slow"), of("bad")._replace(body=b"{")], awaits=awaits, deadline=0.03)
+
+    def blocks(message: Message) -> None:
+        wait_until(lambda: len(broker.extended) >= 4)
+
+    async def waits(message: Message) -> None:
+        await asyncio.to_thread(blocks, message)
+
+    with Receiver("memory://") as receiver:
+        consumer = Consumer(broker, receiver, {})
+        if awaits:
+            asyncio.run(consumer.arun_once(waits))
+        else:
+            consumer.run_once(blocks)
+    assert {delivery.ids[0][1] for delivery in broker.extended} == {"slow", "bad"}
+    assert isinstance(broker.verdicts()["slow"], Ack)
+
+
+def test_a_lost_lease_is_not_kept_alive_at_the_broker() -> None:
+    """Where another attempt has taken over, the broker may deliver to whom it likes."""
+    broker = ListBroker([of("mine"), of("lost")], deadline=0.03)
+
+    def handler(message: Message) -> None:
+        wait_until(lambda: len(broker.extended) >= 2)
+        if message.id == "lost":
+            receiver.flow.keeper.forget(current())
+            seen = len(broker.extended)
+            wait_until(lambda: len(broker.extended) >= seen + 4)
+        else:
+            wait_until(lambda: [d.ids[0][1] for d in broker.extended[-3:]] == ["mine"] * 3)
+
+    with Receiver("memory://") as receiver:
+        Consumer(broker, receiver, {"concurrency": 2}).run_once(handler)
+    assert [d.ids[0][1] for d in broker.extended[-3:]] == ["mine"] * 3
+
+
+@COLOURS
+def test_a_broker_that_is_away_is_opened_again(awaits: bool) -> None:
+    """The consumer rests and goes on; ``stop`` ends it after what is under way."""
+    broker = ListBroker([of("late")], awaits=awaits)
+    troubles = [Away("no route"), Away("no route")]
+    ran: list[str] = []
+
+    def trouble() -> None:
+        if troubles:
+            raise troubles.pop()
+
+    broker.on_fetch = trouble
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        consumer.stop()
+
+    async def coroutine(message: Message) -> None:
+        handler(message)
+
+    with Receiver("memory://") as receiver:
+        consumer = Consumer(broker, receiver, {})
+        if awaits:
+            asyncio.run(consumer.arun(coroutine))
+        else:
+            consumer.run(handler)
+    assert ran == ["late"]
+    assert isinstance(broker.verdicts()["late"], Ack), "it is acknowledged before the consumer ends"
+    assert broker.calls == ["open", "open", "open", "close"]
+
+
+def test_a_consumer_rests_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not carry the whole queue back and forth meanwhile."""
+    store = StagedStore()
+    store.fail("claim_many", error=StoreUnavailable("away", retry_after=60.0))
+    rests: list[float] = []
+    with Receiver(store) as receiver:
+        broker = ListBroker([of("one")])
+        consumer = Consumer(broker, receiver, {})
+
+        async def rest(colour: Any, pause: float) -> None:
+            rests.append(pause)
+
+        monkeypatch.setattr(consumer, "_rest", rest)
+        consumer.run_once(lambda _: None)
+    assert rests == [5.0]
+    assert broker.verdicts()["one"] == Nack(60.0, "store_error", excused=True)
