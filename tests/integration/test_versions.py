@@ -16,7 +16,7 @@ from effectonce import Policy, Receiver, current
 from effectonce.errors import StoreUnavailable
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import wait_until
-from effectonce.transactions import is_retryable
+from effectonce.transactions import adapt, code_of, is_retryable
 from effectonce.versions import Change, EventOrder, Gap, StaleVersion, UniqueEffect, VersionGap, VersionGuard
 
 ACCOUNTS = VersionGuard("accounts")
@@ -263,6 +263,34 @@ def test_the_missing_event_and_an_early_one_at_once(server: Place) -> None:
             assert one.on(PARKING).gaps() == []
 
 
+def test_who_parks_holds_the_position_from_its_look_on(server: Place) -> None:
+    """Nobody can apply the missing event between the look that found it missing and the parking."""
+    with server.open() as one, server.open() as two, waiting_for_locks(server) as somebody_waits:
+        one.on(PARKING).take("o-1", 1, 1)
+        one.commit()
+        adapter, looked, go_on = adapt(two.raw), threading.Event(), threading.Event()
+        execute = adapter.execute
+
+        async def slowly(sql: str, values: Any = ()) -> Any:
+            if "INTO effectonce_parked" in sql:
+                looked.set()
+                assert go_on.wait(20)
+            return await execute(sql, values)
+
+        adapter.execute = slowly  # type: ignore[method-assign]
+        early = in_thread(lambda: PARKING.on(adapter).take("o-1", 3, 3))
+        assert looked.wait(20)
+        missing = in_thread(lambda: one.on(PARKING).take("o-1", 2, 2))
+        try:
+            wait_until(lambda: somebody_waits() or missing.done())
+        finally:
+            go_on.set()
+        assert early.result(20) == []
+        two.commit()
+        assert missing.result(20) == [2, 3]
+        one.commit()
+
+
 def test_a_snapshot_can_not_strand_a_parked_event(server: Place) -> None:
     """Under REPEATABLE READ what is parked after the snapshot is seen, or the engine has the work begin again."""
     with server.open() as one, server.open() as two:
@@ -364,6 +392,7 @@ def test_an_insert_of_ones_own_can_ask_what_its_error_means(place: Place) -> Non
         with pytest.raises(Exception) as refused:
             connection.on(PAYMENTS).insert({"id": 1}, key="pay-3")
         assert not PAYMENTS.already_done(refused.value)
+        assert code_of(refused.value) in ("23505", 1062, 19)  # the driver's own error, as it is
         connection.rollback()
 
 
