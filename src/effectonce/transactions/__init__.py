@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import Any, Final
 
 from ..errors import UsageError
+from ._retrying import aretrying, retrying
 from .base import Adapter, Dialect, Result, code_of, is_retryable
 
-__all__ = ["Adapter", "Dialect", "Result", "adapt", "code_of", "is_retryable"]
+__all__ = ["Adapter", "Dialect", "Result", "adapt", "aretrying", "code_of", "is_retryable", "retrying"]
 
 ADAPTERS: Final = {
     ("sqlite3", "Connection"): "_sqlite3:SQLite3",

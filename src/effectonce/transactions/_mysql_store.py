@@ -1,8 +1,9 @@
 """Records in the user's transaction on MySQL and MariaDB, where locks outlast the statement that took them.
 
-A claim looks first, without a lock: an INSERT that finds its key locks what it finds until the transaction ends, and so
-would keep other duplicates waiting, and the attempt that holds the key from ending it. A key that is new is put in
-place by the same INSERT as everywhere, several in the order of their keys; no gap between keys is ever asked for.
+A claim is an INSERT that leaves alone what it finds, several in the order of their keys. It never looks first: a look
+for a key that is not there would lock the gap in which it is to be put, for everybody, at SERIALIZABLE even without
+being asked to. What an INSERT finds it locks until the transaction ends, the row and nothing beside it. So duplicates
+in open transactions wait for one another; those that must not wait look at what is there when they would have to.
 """
 
 from __future__ import annotations
@@ -39,16 +40,8 @@ class InMySQL(TransactionStore):
         return decision
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Decide many claims: what is known by one look, what is new by one INSERT."""
-        known = await self._look([claim.key for claim in claims])
-        decisions = [_without_change(claim, known.get(claim.key)) for claim in claims]
-        new = [claim for claim, decision in zip(claims, decisions, strict=True) if decision is None]
-        others = iter(await self._change(new) if new else ())
-        return [next(others) if decision is None else decision for decision in decisions]
-
-    async def _change(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Decide claims that change something. What times out by waiting for a lock is a statement, and no more."""
-        together = [claims] if not self.at_once else [[claim] for claim in claims]
+        """Decide many claims. What times out by waiting for a lock is a statement, and nothing else with it."""
+        together = [[claim] for claim in claims] if self.at_once else [claims]
         decisions: list[Decision] = []
         for some in together:
             try:
@@ -56,8 +49,21 @@ class InMySQL(TransactionStore):
             except Exception as error:
                 if code_of(error) not in LOCK_TIMED_OUT:
                     raise
-                decisions += [BUSY] * len(some)
+                decisions += [await self._held(claim) for claim in some]
         return decisions
+
+    async def _held(self, claim: Claim) -> Decision:
+        """The answer to a claim whose record somebody else has locked: perhaps only to read it."""
+        try:
+            found = (await self._look([claim.key])).get(claim.key)
+        except Exception as error:
+            if code_of(error) not in LOCK_TIMED_OUT:
+                raise
+            return BUSY
+        if found is None or found.record is None:
+            return BUSY
+        decision = decide_claim(found.record, claim, found.now, 0)
+        return decision if decision.record is found.record else BUSY
 
     async def _limited(self, claims: Sequence[Claim]) -> list[Decision]:
         """Decide claims, with as little waiting as the server can be told: MariaDB none, MySQL a second."""
@@ -90,7 +96,7 @@ class InMySQL(TransactionStore):
     async def _do(self, step: Step) -> Any:
         if type(step) is not Read:
             name, *values = written._change(step)
-            changed = (await self._write(self._sql[name] % tuple(values))).changed
+            changed = (await self._ask_briefly(self._sql[name] % tuple(values))).changed
             if type(step) is not End:
                 return changed == 1
             if changed:
@@ -102,10 +108,10 @@ class InMySQL(TransactionStore):
         news = [written._new(claim) for claim in claims]
         insert = sql["add"] % ",".join([sql["new"] % new for new in news])
         if self.adapter.is_mariadb:
-            there = await self._write(f"{insert} {sql['returning']}")
+            there = await self._ask_briefly(f"{insert} {sql['returning']}")
         else:
-            await self._write(insert)
-            there = await self._write(f"{sql['there'] % ','.join([new[0] for new in news])} FOR UPDATE")
+            await self._ask_briefly(insert)
+            there = await self._ask_briefly(f"{sql['there'] % ','.join([new[0] for new in news])} FOR UPDATE")
         found = self._records(there)
         return {claim.key: _added_or_found(claim, found[claim.key]) for claim in claims}
 
@@ -121,9 +127,9 @@ class InMySQL(TransactionStore):
 
     async def _look(self, keys: Sequence[str]) -> dict[str, Found]:
         places = ",".join(written._place(key) for key in keys)
-        return self._records(await self.ask(self._sql["read"] % places))
+        return self._records(await self._ask_briefly(self._sql["read"] % places))
 
-    async def _write(self, sql: str) -> Result:
+    async def _ask_briefly(self, sql: str) -> Result:
         limit = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " if self._never_waits else ""
         return await self.ask(limit + sql)
 
@@ -136,15 +142,6 @@ class InMySQL(TransactionStore):
         """What is there, by key, as of the server's clock."""
         read = (words.read_record(_as_written(row)) for row in result.rows)
         return {record.key: Found(record, now / 1e6) for now, record in read}
-
-
-def _without_change(claim: Claim, found: Found | None) -> Decision | None:
-    """The answer to a claim, if nothing has to be written for it."""
-    if found is None and claim.may_create:
-        return None
-    record, now = found or (None, 0.0)
-    decision = decide_claim(record, claim, now, 0)
-    return decision if decision.record is record else None
 
 
 def _added_or_found(claim: Claim, found: Found) -> Added | Found:

@@ -133,6 +133,10 @@ RETRYABLE: Final = {"40001", "40P01", "55P03", 1205, 1213, 3572, SQLITE_BUSY}
 NO_SUCH_TABLE: Final = {"42P01", "42883", 1146}
 NO_SUCH_SAVEPOINT: Final = {"3B001", 1305}
 _MYSQL_DRIVERS: Final = {"pymysql", "asyncmy", "MySQLdb", "mysql"}
+_LOST_NUMBERS: Final = {0, 2003, 2006, 2013, 2055}
+_LOSING_DRIVERS: Final = {"psycopg", "psycopg2", "asyncpg", *_MYSQL_DRIVERS}
+_LOST_NAMES: Final = {"OperationalError", "InterfaceError"}
+"""What a driver calls it when there is no word of a server in it."""
 
 
 def code_of(error: BaseException) -> str | int | None:
@@ -142,7 +146,7 @@ def code_of(error: BaseException) -> str | int | None:
     """
     for each in _and_causes(error):
         number = each.args[0] if each.args else None
-        if type(each).__module__.partition(".")[0] in _MYSQL_DRIVERS and type(number) is int:
+        if _package(each) in _MYSQL_DRIVERS and type(number) is int:
             return number
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if isinstance(state, str) and state:
@@ -158,6 +162,21 @@ def is_retryable(error: BaseException) -> bool:
     return code_of(error) in RETRYABLE
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether a connection broke, so that nobody knows what became of its transaction."""
+    code = code_of(error)
+    if isinstance(code, str):
+        return code.startswith(("08", "57P0"))
+    if code is not None:
+        return code in _LOST_NUMBERS
+    return any(
+        isinstance(each, ConnectionError | EOFError)
+        or getattr(each, "connection_invalidated", False)
+        or (_package(each) in _LOSING_DRIVERS and type(each).__name__ in _LOST_NAMES)
+        for each in _and_causes(error)
+    )
+
+
 @contextmanager
 def gone_or_raised() -> Iterator[None]:
     """Tell an error about a savepoint that is gone from every other."""
@@ -167,6 +186,10 @@ def gone_or_raised() -> Iterator[None]:
         if code_of(error) in NO_SUCH_SAVEPOINT or "no such savepoint" in str(error):
             raise SavepointGone(str(error)) from error
         raise
+
+
+def _package(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _and_causes(error: BaseException | None) -> Iterator[BaseException]:

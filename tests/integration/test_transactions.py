@@ -1,0 +1,339 @@
+"""Atomic mode over every driver: commit, rollback, savepoint, duplicate, concurrent duplicate, crash."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.transaction_drivers import DRIVERS, REJECT, Beside, Desk, Place
+
+from effectonce import InProgress, Policy, Receiver, State
+
+ROOT = Path(__file__).parents[2]
+
+
+class Declined(Exception):
+    """An error that is a result."""
+
+
+class World:
+    """A driver, its database, and a receiver whose records are there."""
+
+    def __init__(self, place: Place, kind: type[Desk]) -> None:
+        self.place, self.kind = place, kind
+        self.receiver = Receiver(place.store_url, policy=Policy(remember=(Declined,), lease="60s"))
+
+    @asynccontextmanager
+    async def desk(self) -> AsyncIterator[Desk]:
+        """Another connection."""
+        desk = self.kind(self.place)
+        await desk.open()
+        try:
+            yield desk
+        finally:
+            await desk.close()
+
+    def state(self, id: str) -> State | None:
+        """What everybody sees of a message's record."""
+        from effectonce import Message
+
+        record = self.receiver.get(self.receiver.key_of(Message(id=id)))
+        return None if record is None else record.state
+
+
+@pytest.fixture(scope="module")
+def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    made: dict[str, Place] = {}
+
+    def place(dialect: str) -> Place:
+        if dialect not in made:
+            if dialect == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('atomic') / 'app.db'}"
+            else:
+                url = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb").url
+            made[dialect] = Place(dialect, url)
+            made[dialect].prepare()
+        return made[dialect]
+
+    yield place
+    for each in made.values():
+        each.remove()
+
+
+@pytest.fixture(params=list(DRIVERS))
+def world(request: pytest.FixtureRequest, places: Callable[[str], Place]) -> Iterator[World]:
+    dialect, kind = DRIVERS[request.param]
+    world = World(places(dialect), kind)
+    yield world
+    world.receiver.close()
+
+
+def told(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, of either colour."""
+
+    def test(world: World, request: pytest.FixtureRequest) -> None:
+        asyncio.run(story(world, f"{request.node.name}"))
+
+    test.__name__, test.__doc__ = story.__name__, story.__doc__
+    return test
+
+
+@told
+async def test_commit(world: World, id: str) -> None:
+    """Record and effect are there together, and not before the user commits; a repeat gets the first answer."""
+    async with world.desk() as desk:
+        outcome = await desk.process(world.receiver, id)
+        assert (outcome.status, outcome.value, outcome.guarantee) == ("executed", {"done": id}, "atomic")
+        if (
+            world.place.dialect != "mysql"
+        ):  # on which a reader without a lock is told nothing either, but by waiting
+            assert world.place.count(id) == 0
+        await desk.commit()
+        assert (world.place.count(id), world.state(id)) == (1, State.COMPLETED)
+        again = await desk.process(world.receiver, id)
+        assert (again.status, again.value, again.guarantee) == ("replayed", {"done": id}, "atomic")
+        await desk.commit()
+        assert world.place.count(id) == 1
+
+
+@told
+async def test_rollback(world: World, id: str) -> None:
+    """A rollback removes record and effect, and the next attempt is the first."""
+    async with world.desk() as desk:
+        await desk.process(world.receiver, id)
+        await desk.rollback()
+        assert (world.place.count(id), world.state(id)) == (0, None)
+        assert (await desk.process(world.receiver, id)).attempt == 1
+        await desk.commit()
+        assert world.place.count(id) == 1
+
+
+@told
+async def test_fenced_and_atomic_calls_share_their_keys(world: World, id: str) -> None:
+    """What was done in a transaction is replayed outside of one, and the other way round."""
+    from effectonce import Message
+
+    async with world.desk() as desk:
+        await desk.process(world.receiver, id)
+        await desk.commit()
+        message = Message(id=id, payload={"id": id})
+        outside = world.receiver.process(message, lambda message: "never")
+        assert (outside.status, outside.value, outside.guarantee) == ("replayed", {"done": id}, "atomic")
+        other = Message(id=f"{id}-other", payload={"id": f"{id}-other"})
+        world.receiver.process(other, lambda message: "fenced")
+        inside = await desk.process(world.receiver, other.id)
+        assert (inside.value, inside.guarantee) == ("fenced", "fenced")
+        await desk.rollback()
+
+
+@told
+async def test_an_error_undoes_what_its_handler_did(world: World, id: str) -> None:
+    """The user catches the error and commits: what came before stays, the handler's effect does not, a retry runs."""
+    async with world.desk() as desk:
+        await desk.effect(f"{id}-before")
+        error = ValueError("no")
+        with pytest.raises(ValueError, match="no") as caught:
+            await desk.process(world.receiver, id, error)
+        assert caught.value is error
+        await desk.commit()
+        assert (world.place.count(id), world.place.count(f"{id}-before")) == (0, 1)
+        assert world.state(id) is State.ABSENT
+        assert (await desk.process(world.receiver, id)).attempt == 2
+        await desk.commit()
+        assert world.place.count(id) == 1
+
+
+@told
+async def test_a_remembered_error_is_an_answer(world: World, id: str) -> None:
+    """Committed, it is what every repeat gets; rolled back, it never was. The handler's effect is undone either way."""
+    async with world.desk() as desk:
+        for finish in (desk.rollback, desk.commit):
+            with pytest.raises(Declined, match="too much"):
+                await desk.process(world.receiver, id, Declined("too much"))
+            await finish()
+        assert (world.place.count(id), world.state(id)) == (0, State.FAILED)
+        with pytest.raises(Declined, match="too much"):
+            await desk.process(world.receiver, id)
+        await desk.rollback()
+
+
+@told
+async def test_a_batch(world: World, id: str) -> None:
+    """Handlers succeed and fail one by one; repeats in the batch join; all is recorded together, or not at all."""
+    ids = [f"{id}-{name}" for name in "cabda"]
+    errors = {ids[2]: ValueError("no"), ids[3]: Declined("no")}
+    async with world.desk() as desk:
+        for finish in (desk.rollback, desk.commit):
+            outcomes = await desk.batch(world.receiver, ids, errors)
+            assert [each.status for each in outcomes] == [
+                "executed", "executed", "failed", "failed", "replayed",
+            ]  # fmt: skip
+            assert {each.guarantee for each in outcomes} == {"atomic"}
+            await finish()
+        assert [world.place.count(each) for each in ids] == [1, 1, 0, 0, 1]
+        states = [State.COMPLETED, State.COMPLETED, State.ABSENT, State.FAILED, State.COMPLETED]
+        assert [world.state(each) for each in ids] == states
+        again = await desk.batch(world.receiver, ids)
+        assert [each.status for each in again] == ["replayed", "replayed", "executed", "failed", "replayed"]
+        await desk.rollback()
+
+
+@told
+async def test_a_block(world: World, id: str) -> None:
+    """``with receiver.on(connection).claim(key)`` is atomic too."""
+    async with world.desk() as desk:
+        for number, finish in enumerate((desk.rollback, desk.commit, desk.commit)):
+            claiming = world.receiver.on(desk.connection).claim(id)
+            if desk.awaits:
+                async with claiming as claim:
+                    assert claim.first is (number < 2)
+                    if claim.first:
+                        await desk.effect(id)
+                        await claim.acomplete(number)
+            else:
+                with claiming as claim:
+                    assert claim.first is (number < 2)
+                    if claim.first:
+                        await desk.effect(id)
+                        claim.complete(number)
+            assert (claim.value, claim.outcome.guarantee) == (min(number, 1), "atomic")
+            await finish()
+        assert world.place.count(id) == 1
+
+
+@told
+async def test_a_concurrent_duplicate_waits_and_replays(world: World, id: str) -> None:
+    """The second waits for the first's transaction, and has its answer when that is committed."""
+
+    async def second() -> Any:
+        async with world.desk() as desk:
+            outcome = await desk.process(world.receiver, id)
+            await desk.commit()
+            return outcome
+
+    async with world.desk() as desk:
+        first = await desk.process(world.receiver, id)
+        beside = Beside(second)
+        world.place.wait_for_waiters()
+        assert not beside.is_done
+        await desk.commit()
+        outcome = beside.result()
+    assert (outcome.status, outcome.value, outcome.fence) == ("replayed", {"done": id}, first.fence)
+    assert world.place.count(id) == 1
+
+
+@told
+async def test_a_concurrent_duplicate_goes_on_after_a_rollback(world: World, id: str) -> None:
+    """The second waits for the first's transaction, and is the first when that is rolled back."""
+
+    async def second() -> Any:
+        async with world.desk() as desk:
+            outcome = await desk.process(world.receiver, id)
+            await desk.commit()
+            return outcome
+
+    async with world.desk() as desk:
+        await desk.process(world.receiver, id)
+        beside = Beside(second)
+        world.place.wait_for_waiters()
+        await desk.rollback()
+        assert beside.result().status == "executed"
+    assert world.place.count(id) == 1
+
+
+@told
+async def test_a_concurrent_duplicate_that_must_not_wait(world: World, id: str) -> None:
+    """With busy="reject" the second has InProgress while the first goes on; its transaction is as good as before."""
+    if world.place.dialect == "sqlite":
+        pytest.skip("SQLite has one lock for all keys: who waits for it can't tell which key it is for")
+    async with world.desk() as desk, world.desk() as other:
+        await desk.process(world.receiver, id)
+        await other.effect(f"{id}-before")
+        with pytest.raises(InProgress) as refused:
+            await other.process(world.receiver, id, policy=REJECT)
+        assert refused.value.retry_after > 0
+        assert (await other.process(world.receiver, f"{id}-free", policy=REJECT)).status == "executed"
+        await other.commit()
+        assert world.place.count(f"{id}-before") == world.place.count(f"{id}-free") == 1
+        await desk.commit()
+        assert (await other.process(world.receiver, id, policy=REJECT)).status == "replayed"
+        await other.rollback()
+    assert world.place.count(id) == 1
+
+
+@told
+async def test_a_running_fenced_attempt_is_not_waited_for(world: World, id: str) -> None:
+    """A key that is claimed outside of transactions is in progress: nobody waits for it with a transaction open."""
+    async with world.desk() as desk:
+        with world.receiver.claim(id) as running:
+            claiming = world.receiver.on(desk.connection).claim(id)
+            with pytest.raises(InProgress):
+                await claiming.__aenter__() if desk.awaits else claiming.__enter__()
+            await desk.rollback()
+            running.complete("fenced")
+        again = world.receiver.on(desk.connection).claim(id)
+        await again.__aenter__() if desk.awaits else again.__enter__()
+        assert (again.first, again.value) == (False, "fenced")
+        await desk.rollback()
+
+
+VICTIM = """
+import asyncio, json, sys
+from tests.integration.transaction_drivers import DRIVERS, Place
+from effectonce import Receiver
+
+async def main():
+    held = []
+    for name, (dialect, url, place) in json.loads(sys.argv[1]).items():
+        desk = DRIVERS[name][1](Place(dialect, url, place))
+        await desk.open()
+        receiver = Receiver(desk.place.store_url)
+        await desk.process(receiver, f"crash-{name}")
+        held.append((desk, receiver))
+    print("all are in the middle of their transactions", flush=True)
+    sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+def test_crash(places: Callable[[str], Place], tmp_path: Path) -> None:
+    """Killed between the handler's effect and the commit, over every driver: nothing happened, and nobody waits."""
+    orders: dict[str, tuple[str, str, str]] = {}
+    on: dict[str, Place] = {}
+    for name, (dialect, _) in DRIVERS.items():
+        place = places(dialect)
+        if dialect == "sqlite":  # one transaction at a time: each driver has a file of its own
+            place = Place("sqlite", f"sqlite:///{tmp_path / name}.db")
+            place.prepare()
+        on[name] = place
+        orders[name] = (dialect, place.url, place.name)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    command = [sys.executable, "-c", VICTIM, json.dumps(orders)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, **pipes) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline()
+        victim.send_signal(signal.SIGKILL)
+
+    async def survivor(name: str) -> None:
+        world = World(on[name], DRIVERS[name][1])
+        id = f"crash-{name}"
+        async with world.desk() as desk:
+            assert world.place.count(id) == 0
+            assert (await desk.process(world.receiver, id)).status == "executed"
+            await desk.commit()
+        assert (world.place.count(id), world.state(id)) == (1, State.COMPLETED)
+        world.receiver.close()
+
+    for name in DRIVERS:
+        asyncio.run(survivor(name))

@@ -1,0 +1,720 @@
+"""Atomic mode: what it refuses, what it leaves to the engine, and what it does when a transaction goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from tests.integration.transaction_drivers import Beside, Place
+from tests.servers.fixtures import HasURL
+from tests.servers.proxy import FaultProxy
+
+from effectonce import Message, Policy, Receiver, current
+from effectonce.errors import ColourMismatch, InDoubt, InProgress, KeyReused, StoreError, UsageError
+from effectonce.policy import Resolution
+from effectonce.transactions import adapt, aretrying, code_of, is_retryable, retrying
+
+
+class Scene:
+    """A database, a receiver, and connections of one driver for every engine."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.events: list[Any] = []
+        self.receiver = Receiver(place.store_url, hooks=[self.events.append])
+
+    def connect(self, **options: Any) -> Any:
+        if self.place.dialect == "sqlite":
+            return sqlite3.connect(self.place.path, timeout=30, check_same_thread=False, **options)
+        if self.place.dialect == "postgresql":
+            return psycopg.connect(self.place.url, **options)
+        return pymysql.connect(**self.place.mysql(), **options)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Commits when it is left, and rolls back when it is left by an exception."""
+        with closing(self.connect()) as connection:
+            try:
+                yield connection
+            except BaseException:
+                if not getattr(connection, "closed", False):
+                    connection.rollback()
+                raise
+            connection.commit()
+
+    def effect(self, connection: Any, id: str) -> None:
+        connection.cursor().execute(f"INSERT INTO {self.place.effects} VALUES ('{id}')")
+
+    def handler(self, connection: Any) -> Callable[[Message], str]:
+        def handle(message: Message) -> str:
+            self.effect(connection, message.id)
+            return message.id
+
+        return handle
+
+
+def place_of(request: pytest.FixtureRequest, dialect: str, tmp_path: Path) -> Place:
+    if dialect == "sqlite":
+        return Place("sqlite", f"sqlite:///{tmp_path / 'app.db'}")
+    server = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb")
+    return Place(dialect, server.url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    yield from scene_on(place_of(request, request.param, tmp_path))
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def server_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    yield from scene_on(place_of(request, request.param, tmp_path))
+
+
+@pytest.fixture
+def postgres_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    yield from scene_on(place_of(request, "postgresql", tmp_path))
+
+
+@pytest.fixture
+def mariadb_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    yield from scene_on(place_of(request, "mysql", tmp_path))
+
+
+def scene_on(place: Place) -> Iterator[Scene]:
+    place.prepare()
+    scene = Scene(place)
+    yield scene
+    scene.receiver.close()
+    place.remove()
+
+
+# What is refused
+
+
+def test_autocommit_is_an_error_that_explains(scene: Scene) -> None:
+    """Without a transaction nothing could be atomic: nothing is claimed, and the error says how to begin one."""
+    options: dict[str, Any] = (
+        {"isolation_level": None} if scene.place.dialect == "sqlite" else {"autocommit": True}
+    )
+    with closing(scene.connect(**options)) as connection:
+        with pytest.raises(UsageError, match="Begin a transaction first"):
+            scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+        assert scene.place.count("a") == 0
+        connection.cursor().execute("BEGIN")
+        assert scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection)).value == "a"
+        connection.cursor().execute("COMMIT")
+    assert scene.place.count("a") == 1
+
+
+def test_a_missing_table_is_not_made(scene: Scene) -> None:
+    """The error names the command that makes it. On PostgreSQL the user's transaction is over, as with any error."""
+    other = Place(scene.place.dialect, scene.place.url)
+    if scene.place.dialect == "sqlite":
+        scene.place.ask("DROP TABLE effectonce_records")
+        other = scene.place
+    receiver = Receiver(other.store_url)
+    with scene.transaction() as connection:
+        with pytest.raises(StoreError, match="effectonce migrate"):
+            receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+        connection.rollback()
+    receiver.close()
+
+
+def test_another_engine_is_refused(scene: Scene, tmp_path: Path) -> None:
+    """A connection to another kind of database can't hold the records."""
+    with closing(scene.connect()) as connection:
+        other = "sqlite" if scene.place.dialect != "sqlite" else "postgresql"
+        url = f"sqlite:///{tmp_path / 'other.db'}" if other == "sqlite" else "postgresql://localhost/nowhere"
+        with Receiver(url) as receiver, pytest.raises(UsageError, match="the same database"):
+            receiver.on(connection)
+        with Receiver("memory://") as receiver, pytest.raises(UsageError, match="no SQL database"):
+            receiver.on(connection)
+
+
+def test_what_is_no_connection_is_refused(tmp_path: Path) -> None:
+    """A pool, an engine or a URL is not a connection; the error lists what is."""
+    with Receiver(f"sqlite:///{tmp_path / 'a.db'}") as receiver, pytest.raises(UsageError, match="Known are"):
+        receiver.on("postgresql://localhost/app")
+
+
+def test_a_connection_of_the_other_colour(scene: Scene) -> None:
+    """A blocking connection on an event loop is a colour mismatch, before anything happens."""
+
+    async def handler(message: Message) -> None: ...
+
+    with closing(scene.connect()) as connection:
+        with pytest.raises(ColourMismatch, match="blocks"):
+            asyncio.run(scene.receiver.on(connection).aprocess(Message(id="a"), handler))
+        with pytest.raises(ColourMismatch):
+            scene.receiver.on(connection).process(Message(id="a"), handler)
+        with pytest.raises(ColourMismatch):
+            scene.receiver.on(connection).process(Message(id="a"), lambda message: handler(message))
+        connection.rollback()
+
+
+def test_a_connection_of_an_event_loop_in_a_blocking_call(postgres_scene: Scene) -> None:
+    """The other way round."""
+
+    async def story() -> None:
+        connection = await psycopg.AsyncConnection.connect(postgres_scene.place.url)
+        with pytest.raises(ColourMismatch, match="event loop"):
+            postgres_scene.receiver.on(connection).process(Message(id="a"), lambda message: None)
+        await connection.close()
+
+    asyncio.run(story())
+
+
+def test_it_holds_nothing_to_close(scene: Scene) -> None:
+    """Closing belongs to who opened: the receiver on a connection refuses it, and goes no deeper."""
+    with closing(scene.connect()) as connection:
+        on = scene.receiver.on(connection)
+        with pytest.raises(UsageError, match="Close the receiver itself"):
+            on.close()
+        with pytest.raises(UsageError, match="already"):
+            on.on(connection)
+
+
+# Forms
+
+
+def test_the_decorator_with_a_connection_among_the_arguments(scene: Scene) -> None:
+    """``on="connection"`` names the parameter; it is a tool and no part of what is asked."""
+    place = scene.place
+
+    @scene.receiver.idempotent(key="order", on="connection", operation="charge")
+    def charge(connection: Any, order: str, cents: int) -> int:
+        scene.effect(connection, order)
+        return cents
+
+    for _ in range(2):
+        with scene.transaction() as connection:
+            assert charge(connection, "o-1", cents=5) == 5
+    assert place.count("o-1") == 1
+    with scene.transaction() as connection:
+        assert charge.outcome(connection, "o-1", 5).guarantee == "atomic"
+        with pytest.raises(KeyReused):
+            charge(connection, "o-1", 6)
+    with pytest.raises(UsageError, match="no parameter 'session'"):
+        scene.receiver.idempotent(key="order", on="session", operation="other")(lambda order: None)
+
+
+def test_a_decorated_function_on_a_connection(scene: Scene) -> None:
+    """``function.on(connection)`` is the same function for one transaction, with the same keys."""
+
+    @scene.receiver.idempotent(key="order", ignore=("connection",), operation="charge")
+    def charge(order: str, connection: Any) -> str:
+        scene.effect(connection, order)
+        return order
+
+    with scene.transaction() as connection:
+        assert charge.on(connection).outcome("o-1", connection).guarantee == "atomic"
+    with scene.transaction() as connection:
+        assert charge.outcome("o-1", connection).replayed
+    assert scene.place.count("o-1") == 1
+
+
+def test_a_method_on_a_connection(scene: Scene) -> None:
+    """Methods have it too."""
+
+    class Till:
+        @scene.receiver.idempotent(key="order", ignore=("self", "connection"), operation="till")
+        def charge(self, order: str, connection: Any) -> str:
+            scene.effect(connection, order)
+            return order
+
+    with scene.transaction() as connection:
+        assert Till().charge.on(connection)("o-1", connection) == "o-1"  # type: ignore[attr-defined]
+    assert scene.place.count("o-1") == 1
+
+
+def test_the_attempt_knows_where_it_runs(scene: Scene) -> None:
+    """``current()`` inside a handler: the guarantee is atomic, the lease can't be lost, and its key is its own."""
+    seen: list[Any] = []
+
+    def handler(message: Message) -> None:
+        attempt = current()
+        attempt.check()
+        seen.append((attempt.guarantee, attempt.lost, attempt.key))
+        with pytest.raises(UsageError, match="wait for itself"):
+            scene.receiver.on(connection).process(message, handler)
+
+    with scene.transaction() as connection:
+        scene.receiver.on(connection).process(Message(id="a"), handler)
+    assert seen == [("atomic", False, scene.receiver.key_of(Message(id="a")))]
+    kinds = [(event.kind, event.guarantee) for event in scene.events]
+    assert kinds == [("claimed", "atomic"), ("completed", "atomic")]
+
+
+def test_a_handler_that_calls_another(scene: Scene) -> None:
+    """Calls nest, each in a savepoint of its own: when the outer fails, the inner is undone with it."""
+
+    def outer(message: Message) -> str:
+        on.process(Message(id="inner"), scene.handler(connection))
+        raise ValueError("the outer one fails")
+
+    with scene.transaction() as connection:
+        on = scene.receiver.on(connection)
+        with pytest.raises(ValueError, match="outer"):
+            on.process(Message(id="outer"), outer)
+        assert on.process(Message(id="inner"), scene.handler(connection)).status == "executed"
+    assert scene.place.count("inner") == 1
+
+
+def test_an_attempt_in_doubt_is_settled_in_the_transaction(scene: Scene) -> None:
+    """A prober settles it there; without one it is refused."""
+    policy = Policy(in_doubt=(TimeoutError,))
+
+    def unsure(message: Message) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        scene.receiver.process(Message(id="a"), unsure, policy=policy)
+    with scene.transaction() as connection:
+        on = scene.receiver.on(connection)
+        with pytest.raises(InDoubt):
+            on.process(Message(id="a"), scene.handler(connection))
+        probing = Policy(prober=lambda record: Resolution("not_applied"))
+        assert on.process(Message(id="a"), scene.handler(connection), policy=probing).value == "a"
+    assert scene.place.count("a") == 1
+
+
+# When a transaction goes wrong
+
+
+def test_a_handler_that_ends_the_transaction_is_found_out(scene: Scene) -> None:
+    """Its result was not recorded with its effects, and is not given; the claim that it committed stays a claim."""
+
+    def handler(message: Message) -> None:
+        connection.commit()
+
+    with closing(scene.connect()) as connection:
+        with pytest.raises(UsageError, match="was ended meanwhile"):
+            scene.receiver.on(connection).process(Message(id="a"), handler)
+        connection.rollback()
+        with pytest.raises(UsageError, match="was ended meanwhile"):
+            scene.receiver.on(connection).process_batch([Message(id="b"), Message(id="c")], handler)
+        connection.rollback()
+        with pytest.raises(InProgress):
+            scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+        connection.rollback()
+    assert scene.place.count("a") == 0
+
+
+def test_the_error_of_a_failed_statement_is_told(scene: Scene) -> None:
+    """A handler's database error comes through as it is, and the transaction goes on as if it had not run."""
+    with scene.transaction() as connection:
+        scene.effect(connection, "before")
+
+        def handler(message: Message) -> None:
+            scene.effect(connection, "a")
+            connection.cursor().execute("SELECT nonsense FROM nowhere")
+
+        with pytest.raises(Exception, match="nowhere") as caught:
+            scene.receiver.on(connection).process(Message(id="a"), handler)
+        assert not getattr(caught.value, "__notes__", None)
+        assert not isinstance(caught.value, StoreError)
+        scene.effect(connection, "after")
+    assert [scene.place.count(id) for id in ("before", "a", "after")] == [1, 0, 1]
+
+
+def test_a_swallowed_error_can_not_pass_for_success(postgres_scene: Scene) -> None:
+    """PostgreSQL has aborted what a handler goes on with: its result is refused, and the engine's word told."""
+    scene = postgres_scene
+
+    def handler(message: Message) -> str:
+        scene.effect(connection, "a")
+        with pytest.raises(psycopg.Error):
+            connection.execute("SELECT nonsense FROM nowhere")
+        return "fine"
+
+    with scene.transaction() as connection:
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            scene.receiver.on(connection).process(Message(id="a"), handler)
+        assert scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection)).value == "a"
+    assert scene.place.count("a") == 1
+
+
+def test_a_dead_connection_does_not_mask_the_handlers_error(server_scene: Scene) -> None:
+    """When nothing can be undone or recorded any more, the handler's own error is still the one that is told."""
+    scene = server_scene
+    error = ValueError("mine")
+
+    def handler(message: Message) -> None:
+        if scene.place.dialect == "postgresql":
+            scene.place.ask(f"SELECT pg_terminate_backend({connection.info.backend_pid})")
+        else:
+            scene.place.ask(f"KILL {connection.thread_id()}")
+        raise error
+
+    with closing(scene.connect()) as connection:
+        with pytest.raises(ValueError, match="mine") as caught:
+            scene.receiver.on(connection).process(Message(id="a"), handler)
+        assert "rolled back" in caught.value.__notes__[0]
+
+
+def test_cancellation_leaves_nothing(postgres_scene: Scene) -> None:
+    """A cancelled handler is undone; its transaction is the user's, who rolls back."""
+    scene = postgres_scene
+
+    async def story() -> None:
+        async with await psycopg.AsyncConnection.connect(scene.place.url) as connection:
+            started = asyncio.Event()
+
+            async def handler(message: Message) -> None:
+                await connection.execute(f"INSERT INTO {scene.place.effects} VALUES ('a')")
+                started.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.ensure_future(scene.receiver.on(connection).aprocess(Message(id="a"), handler))
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            rows = await (await connection.execute(f"SELECT * FROM {scene.place.effects}")).fetchall()
+            assert rows == []
+            await connection.rollback()
+
+    asyncio.run(story())
+    assert scene.receiver.get(scene.receiver.key_of(Message(id="a"))) is None
+
+
+def test_a_result_that_was_rolled_back_is_not_cached(scene: Scene) -> None:
+    """What this process holds in memory are finished records: nothing that nobody committed."""
+    policy = Policy(local_cache=100)
+    with closing(scene.connect()) as connection:
+        for _ in range(2):
+            on = scene.receiver.on(connection)
+            assert not on.process(Message(id="a"), scene.handler(connection), policy=policy).replayed
+            connection.rollback()
+
+
+# Isolation and contention
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_isolation_level_is_right_or_asks_for_a_retry(server_scene: Scene, level: str) -> None:
+    """A duplicate whose snapshot is older than the first's commit: its answer, or the engine's retryable error."""
+    scene = server_scene
+    scene.place.ask(f"CREATE TABLE {scene.place.effects}_of_others (id INTEGER)")
+    with closing(scene.connect()) as first, closing(scene.connect()) as second:
+        for connection in (first, second):
+            begin(connection, scene, level)
+        second.cursor().execute(f"SELECT count(*) FROM {scene.place.effects}_of_others")  # takes the snapshot
+        scene.receiver.on(first).process(Message(id="a"), scene.handler(first))
+
+        async def duplicate() -> Any:
+            return scene.receiver.on(second).process(Message(id="a"), scene.handler(second))
+
+        beside = Beside(duplicate)
+        scene.place.wait_for_waiters()
+        first.commit()
+        try:
+            assert beside.result().value == "a"
+        except Exception as error:
+            assert is_retryable(error), error
+            assert level != "READ COMMITTED"
+            second.rollback()
+            begin(second, scene, level)
+            assert scene.receiver.on(second).process(Message(id="a"), scene.handler(second)).replayed
+        second.commit()
+    scene.place.ask(f"DROP TABLE {scene.place.effects}_of_others")
+    assert scene.place.count("a") == 1
+
+
+def begin(connection: Any, scene: Scene, level: str) -> None:
+    if scene.place.dialect == "postgresql":
+        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    else:
+        connection.cursor().execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_crowd_on_few_keys(scene: Scene, level: str) -> None:
+    """Threads process the same keys, roll back at random, retry what the engine refuses: each effect happens once."""
+    keys = [f"k{number}" for number in range(6)]
+    crowd, rounds = (4, 6) if scene.place.dialect != "sqlite" else (3, 3)
+    refused: list[BaseException] = []
+
+    class Changed(Exception):
+        """The user's mind."""
+
+    def worker(seed: int) -> None:
+        random = Random(seed)
+
+        def body(connection: Any) -> None:
+            if scene.place.dialect != "sqlite":
+                begin(connection, scene, level)
+            on = scene.receiver.on(connection)
+            chosen = sorted(random.sample(keys, 2))
+            if random.random() < 0.5:
+                on.process_batch([Message(id=id) for id in chosen], scene.handler(connection))
+            else:
+                for id in chosen:
+                    on.process(Message(id=id), scene.handler(connection))
+            if random.random() < 0.4:
+                raise Changed
+
+        for _ in range(rounds):
+            try:
+                retrying(scene.transaction, body, tries=50)
+            except Changed:
+                pass
+            except BaseException as error:
+                refused.append(error)
+                raise
+
+    threads = [threading.Thread(target=worker, args=(seed,)) for seed in range(crowd)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not refused
+    with scene.transaction() as connection:
+        for id in keys:
+            scene.receiver.on(connection).process(Message(id=id), scene.handler(connection))
+    assert [scene.place.count(id) for id in keys] == [1] * len(keys)
+
+
+def test_batches_in_opposite_order_do_not_deadlock(server_scene: Scene) -> None:
+    """Keys are claimed in one order by everybody, whatever the order of the messages."""
+    scene = server_scene
+    ids = [f"k{number}" for number in range(20)]
+    errors: list[BaseException] = []
+    ready = threading.Barrier(4)
+
+    def worker(number: int) -> None:
+        messages = [Message(id=id) for id in (ids if number % 2 else reversed(ids))]
+        try:
+            with scene.transaction() as connection:
+                ready.wait(30)
+                scene.receiver.on(connection).process_batch(messages, scene.handler(connection))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=worker, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert [scene.place.count(id) for id in ids] == [1] * len(ids)
+
+
+def test_neighbouring_new_keys_do_not_wait_for_each_other(server_scene: Scene) -> None:
+    """No gap between keys is locked, at any isolation: two open transactions claim keys side by side.
+
+    PostgreSQL may find, at SERIALIZABLE, that both have read the same pages; then one is asked to try again.
+    """
+    scene = server_scene
+    for level in LEVELS:
+        with closing(scene.connect()) as first, closing(scene.connect()) as second:
+            for number, connection in enumerate((first, second, first, second)):
+                if number < 2:
+                    begin(connection, scene, level)
+                id = f"{level}-{number}".replace(" ", "-")
+                scene.receiver.on(connection).process(Message(id=id), lambda message: None)
+            first.commit()
+            try:
+                second.commit()
+            except psycopg.errors.SerializationFailure:
+                assert level == "SERIALIZABLE"
+
+
+def test_sqlite_asks_for_a_retry_when_a_reader_wants_to_write(tmp_path: Path) -> None:
+    """A transaction that has read before others wrote can't claim any more: SQLite says so, and a new one can."""
+    place = Place("sqlite", f"sqlite:///{tmp_path / 'app.db'}")
+    place.prepare()
+    scene = Scene(place)
+    with closing(scene.connect()) as reader:
+        reader.execute("BEGIN")
+        reader.execute(f"SELECT * FROM {place.effects}").fetchall()
+        with scene.transaction() as writer:
+            scene.receiver.on(writer).process(Message(id="a"), scene.handler(writer))
+        with pytest.raises(sqlite3.OperationalError) as refused:
+            scene.receiver.on(reader).process(Message(id="a"), scene.handler(reader))
+        assert is_retryable(refused.value)
+        reader.rollback()
+        assert scene.receiver.on(reader).process(Message(id="a"), scene.handler(reader)).replayed
+    scene.receiver.close()
+
+
+# Retrying
+
+
+def test_only_what_may_help_is_retried(scene: Scene) -> None:
+    """A handler's own error is told at once; a deadlock or a key in progress brings another transaction."""
+    begun: list[Any] = []
+
+    def begin_one() -> Any:
+        begun.append(1)
+        return scene.transaction()
+
+    def fail(connection: Any) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        retrying(begin_one, fail)
+    assert len(begun) == 1
+
+    def busy(connection: Any) -> str:
+        if len(begun) < 4:
+            raise InProgress(key="k", retry_after=0.001)
+        return "at last"
+
+    assert retrying(begin_one, busy) == "at last"
+    assert len(begun) == 4
+    begun.clear()
+    with pytest.raises(InProgress):
+        retrying(begin_one, busy, tries=2)
+    with pytest.raises(UsageError):
+        retrying(begin_one, busy, tries=0)
+
+
+def lost_anywhere(scene: Scene, proxied: Place) -> int:
+    """Lose every reply that there is to lose, one in each story; how many there were."""
+    behind = Scene(proxied)
+    behind.receiver.close()
+    lost = 0
+    with FaultProxy(scene.place.url) as proxy:
+        elsewhere = Scene(Place(scene.place.dialect, proxy.url, scene.place.name))
+        for nth in range(1, 60):
+            id = f"lost-{nth}"
+            runs: list[int] = []
+
+            def body(connection: Any, id: str = id, runs: list[int] = runs) -> str:
+                runs.append(1)
+                on = scene.receiver.on(connection)
+                return on.process(Message(id=id), scene.handler(connection)).value
+
+            proxy.lose_reply(nth)
+            assert retrying(elsewhere.transaction, body) == id
+            assert scene.place.count(id) == 1
+            if proxy.fired == lost:
+                break
+            lost = proxy.fired
+        proxy.heal()
+        elsewhere.receiver.close()
+    return lost
+
+
+def test_a_lost_reply_is_settled_by_asking_again(server_scene: Scene) -> None:
+    """Whichever reply is lost, that of COMMIT among them: the transaction is run again, the effect happened once."""
+    assert lost_anywhere(server_scene, server_scene.place) >= 5
+
+
+def test_a_lost_reply_on_an_event_loop(postgres_scene: Scene) -> None:
+    """The same for coroutines."""
+    scene = postgres_scene
+
+    async def story() -> None:
+        lost = 0
+        with FaultProxy(scene.place.url) as proxy:
+            for nth in range(1, 60):
+                id = f"lost-{nth}"
+
+                async def body(connection: Any, id: str = id) -> str:
+                    async def handler(message: Message) -> str:
+                        await connection.execute(f"INSERT INTO {scene.place.effects} VALUES ('{id}')")
+                        return message.id
+
+                    return (await scene.receiver.on(connection).aprocess(Message(id=id), handler)).value
+
+                proxy.lose_reply(nth)
+                assert await aretrying(lambda: connecting(proxy.url), body) == id
+                assert scene.place.count(id) == 1
+                if proxy.fired == lost:
+                    break
+                lost = proxy.fired
+        assert lost >= 5
+
+    class connecting:
+        def __init__(self, url: str) -> None:
+            self.url = url
+
+        async def __aenter__(self) -> Any:
+            self.connection = await psycopg.AsyncConnection.connect(self.url)
+            return await self.connection.__aenter__()
+
+        async def __aexit__(self, *error: object) -> None:
+            await self.connection.__aexit__(*error)
+
+    asyncio.run(story())
+
+
+# Round trips
+
+
+def test_round_trips(postgres_scene: Scene) -> None:
+    """Over psycopg a new key takes the five that it takes by hand: BEGIN, claim, work, complete, COMMIT."""
+    scene = postgres_scene
+    with FaultProxy(scene.place.url) as proxy, closing(psycopg.connect(proxy.url)) as connection:
+
+        def trips(id: str, handler: Callable[[Message], Any]) -> int:
+            before = proxy.bursts
+            with connection.transaction():
+                scene.receiver.on(connection).process(Message(id=id), handler)
+            return proxy.bursts - before
+
+        assert trips("new", scene.handler(connection)) == 5
+        assert trips("idle", lambda message: None) == 4
+        assert trips("new", scene.handler(connection)) == 4
+
+
+def test_round_trips_of_a_batch(postgres_scene: Scene) -> None:
+    """A hundred claims are one, so are their completions; each handler has its savepoint beside its own work."""
+    scene = postgres_scene
+    with FaultProxy(scene.place.url) as proxy, closing(psycopg.connect(proxy.url)) as connection:
+        messages = [Message(id=f"m{number}") for number in range(100)]
+        connection.execute("SELECT 1")
+        before = proxy.bursts
+        scene.receiver.on(connection).process_batch(messages, lambda message: None)
+        assert proxy.bursts - before <= 2 + 2 * len(messages)
+        connection.commit()
+        before = proxy.bursts
+        scene.receiver.on(connection).process_batch(messages, lambda message: None)
+        assert proxy.bursts - before <= 2
+
+
+# Adapters
+
+
+def test_statements_are_in_one_style(scene: Scene) -> None:
+    """``$1`` on every engine, in any order and more than once; a percent sign is nothing special."""
+    with closing(scene.connect()) as connection:
+        adapter = adapt(connection)
+        assert adapt(adapter) is adapter
+
+        async def story() -> Any:
+            text = "::text" if adapter.dialect == "postgresql" else ""
+            like = "'%'" if adapter.dialect != "postgresql" else "'%'::text"
+            sql = f"SELECT $2{text}, $1{text}, $2{text}, {like}"
+            return (await adapter.execute(sql, ("a", "b%s"))).rows
+
+        assert finished_rows(story()) == [("b%s", "a", "b%s", "%")]
+        connection.rollback()
+
+
+def finished_rows(coroutine: Any) -> Any:
+    from effectonce._blocking import run
+
+    return run(coroutine)
+
+
+def test_codes_of_errors(scene: Scene, postgres: HasURL) -> None:
+    """What an engine says is read from the driver's error; what is no database's error has no code."""
+    with closing(scene.connect()) as connection, pytest.raises(Exception, match="nowhere") as caught:
+        connection.cursor().execute("SELECT * FROM nowhere")
+    assert code_of(caught.value) == {"sqlite": 1, "postgresql": "42P01", "mysql": 1146}[scene.place.dialect]
+    assert code_of(ValueError(1213)) is None
+    assert not is_retryable(ValueError("no"))
