@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 from tests.integration.transaction_drivers import DRIVERS, REJECT, Beside, Desk, Place
 
-from effectonce import InProgress, Policy, Receiver, State
+from effectonce import Message, Policy, Receiver
+from effectonce._blocking import run
+from effectonce._records import Claim, Completion, State
+from effectonce.errors import InProgress
+from effectonce.keys import Key, fingerprint, new_owner
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,8 +48,6 @@ class World:
 
     def state(self, id: str) -> State | None:
         """What everybody sees of a message's record."""
-        from effectonce import Message
-
         record = self.receiver.get(self.receiver.key_of(Message(id=id)))
         return None if record is None else record.state
 
@@ -120,8 +122,6 @@ async def test_rollback(world: World, id: str) -> None:
 @told
 async def test_fenced_and_atomic_calls_share_their_keys(world: World, id: str) -> None:
     """What was done in a transaction is replayed outside of one, and the other way round."""
-    from effectonce import Message
-
     async with world.desk() as desk:
         await desk.process(world.receiver, id)
         await desk.commit()
@@ -273,16 +273,20 @@ async def test_a_concurrent_duplicate_that_must_not_wait(world: World, id: str) 
 @told
 async def test_a_running_fenced_attempt_is_not_waited_for(world: World, id: str) -> None:
     """A key that is claimed outside of transactions is in progress: nobody waits for it with a transaction open."""
+    key = Key.of(id, "claim")
+    claim = Claim(key.text, new_owner(), fingerprint(None), 60.0, 60.0)
+    store = world.receiver.blocking.store
     async with world.desk() as desk:
-        with world.receiver.claim(id) as running:
-            claiming = world.receiver.on(desk.connection).claim(id)
-            with pytest.raises(InProgress):
-                await claiming.__aenter__() if desk.awaits else claiming.__enter__()
-            await desk.rollback()
-            running.complete("fenced")
-        again = world.receiver.on(desk.connection).claim(id)
-        await again.__aenter__() if desk.awaits else again.__enter__()
-        assert (again.first, again.value) == (False, "fenced")
+        running = run(store.claim(claim)).record
+        assert running is not None
+        refused = world.receiver.on(desk.connection).claim(key)
+        with pytest.raises(InProgress):
+            await refused.__aenter__() if desk.awaits else refused.__enter__()
+        await desk.rollback()
+        run(store.complete(Completion(key.text, claim.owner, running.fence, State.COMPLETED, b"7", 60.0)))
+        known = world.receiver.on(desk.connection).claim(key)
+        await known.__aenter__() if desk.awaits else known.__enter__()
+        assert (known.first, known.value) == (False, 7)
         await desk.rollback()
 
 
