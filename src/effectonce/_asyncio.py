@@ -49,20 +49,16 @@ class Asyncio:
 
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
         """Await the handler, and cancel it when the keeper says that the attempt's lease is lost."""
-        task = asyncio.current_task()
-        running = _Running(asyncio.get_running_loop(), task)
-        attempt.when_lost(running.lose)
+        loop = asyncio.get_running_loop()  # asks the system each time, so once has to do
+        watch = Watch(attempt, loop, asyncio.current_task(loop))
         try:
             return await handler
-        except asyncio.CancelledError:
-            if running.cancelled_here and task is not None and task.uncancel() == 0:
-                raise LeaseLost(
-                    "The handler was cancelled because its lease was lost.", key=attempt.key
-                ) from None
+        except asyncio.CancelledError as cancelled:
+            if (lost := watch.meaning(cancelled)) is not cancelled:
+                raise lost from None
             raise
         finally:
-            running.task = None
-            attempt.when_lost(_nobody)  # else attempt, task and context would hold on to each other
+            watch.end()
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:
         """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
@@ -92,23 +88,37 @@ class Asyncio:
         return [None if task.cancelled() else task.result() for task in tasks], interrupted
 
 
-class _Running:
-    """The task that a handler runs in; none when it has ended."""
+class Watch:
+    """Cancels the task that a handler runs in, when the lease of its attempt is lost."""
 
-    __slots__ = ("cancelled_here", "loop", "task")
+    __slots__ = ("_attempt", "_cancelled_here", "_loop", "_task")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
-        self.loop, self.task, self.cancelled_here = loop, task, False
+    def __init__(
+        self, attempt: Attempt, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None
+    ) -> None:
+        self._attempt, self._loop, self._task, self._cancelled_here = attempt, loop, task, False
+        attempt.when_lost(self._lose)
 
-    def lose(self) -> None:
-        """Called from the keeper's thread when the lease is lost."""
-        _on(self.loop, self.cancel)
+    def meaning(self, error: BaseException) -> BaseException:
+        """What a handler met: a cancellation that was made here says that its lease was lost."""
+        if not self._cancelled_here or not isinstance(error, asyncio.CancelledError):
+            return error
+        if self._task is None or self._task.uncancel() > 0:
+            return error
+        return LeaseLost("The handler was cancelled because its lease was lost.", key=self._attempt.key)
 
-    def cancel(self) -> None:
-        """Cancel it, if it is still running."""
-        if self.task is not None:
-            self.cancelled_here = True
-            self.task.cancel()
+    def end(self) -> None:
+        """The handler has ended: there is nothing to cancel."""
+        self._task = None
+        self._attempt.when_lost(_nobody)  # else attempt, task and context would hold on to each other
+
+    def _lose(self) -> None:
+        _on(self._loop, self._cancel)  # from the keeper's thread
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancelled_here = True
+            self._task.cancel()
 
 
 def _nobody() -> None:

@@ -5,6 +5,7 @@ The methods of ``Exchange`` are coroutines in the adapter's own colour, so that 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,13 +13,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Unpack
 
-from .._answers import call_of
+from .._answers import call_of, completion_of
 from .._attempt import CURRENT, Attempt
 from .._durations import Duration, seconds
-from .._flow import CLAIMED, NO_ANSWER, REPLAY, Colour
+from .._flow import CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
 from .._messages import Outcome
 from .._receiver import Receiver
-from .._records import Decision, make
+from .._records import Decision, Ending, make
 from ..errors import LateArrival, NotApplied, UsageError
 from ..keys import content_id, prefix
 from ._exchange import (
@@ -35,9 +36,20 @@ from ._exchange import (
     remembered,
     word_on,
 )
-from ._rules import SAFE, Request, Route, Rules, RuleWords, Scope, refuse_claims_by_handlers, rules_of
+from ._rules import (
+    SAFE,
+    Request,
+    Route,
+    Rules,
+    RuleWords,
+    Scope,
+    checked_route,
+    refuse_claims_by_handlers,
+    rules_of,
+)
 
 OPERATION = "http"
+log = logging.getLogger("effectonce.http")
 
 
 class Boundary:
@@ -46,6 +58,9 @@ class Boundary:
     def __init__(
         self, receiver: Receiver, scope: Scope, routes: Iterable[Route] = (), **words: Unpack[RuleWords]
     ) -> None:
+        if not isinstance(receiver, Receiver):  # whose text may be a URL with a password
+            raise UsageError(f"A {type(receiver).__name__} is not a Receiver. Write Receiver(url).")
+        routes = list(map(checked_route, routes))
         self.receiver, self.scope = receiver, scope
         self.rules = rules_of(words).with_terms(receiver)
         self.routes = [
@@ -64,6 +79,7 @@ class Boundary:
         self.everywhere = {} if self.routes else dict.fromkeys(self.rules.methods, self.rules)
         """The rules by method, where the path does not matter."""
         self.quota = Quota(receiver.flow.monotonic)
+        self._has_warned = False
         self._words = words
         self._own: dict[tuple[Route | None, Route], Rules] = {}
 
@@ -90,6 +106,17 @@ class Boundary:
             words = self._words | (route.words if route else {}) | own.words
             self._own[route, own] = rules_of(words).with_terms(self.receiver)
         return self._own[route, own]
+
+    def warn_of_unclaimed(self, method: str, path: str) -> None:
+        """A client sent a key and counts on it, but its handler has not claimed it. Said once."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(  # the path is quoted, for it may have line breaks
+                "%s %r was done without protection: it has a key, and its handler claims none. Claim it there, or "
+                "give the boundary a scope.",
+                method,
+                path,
+            )
 
     def scope_of(self, request: Request) -> Any:
         """What the scope function gives: a name, nothing, or something to await."""
@@ -133,8 +160,8 @@ def claimed_here(boundary: Boundary) -> Boundary:
 
 LONGEST_NAME = 64
 MOST_NAMES = 4096
-_fit_names: set[str] = set()
-"""Names that were found fit to be names, and are no secrets."""
+_fit_names: dict[str, str] = {}
+"""Names that were found fit to be names, and are no secrets; with what begins their keys."""
 _CREDENTIALS = re.compile(r"(?i)(basic|bearer|digest|negotiate|token|api-?key)[ :=]")
 
 
@@ -160,7 +187,7 @@ def checked_scope(scope: Any) -> str:
     if name == scope:
         if len(_fit_names) >= MOST_NAMES:
             _fit_names.clear()
-        _fit_names.add(name)
+        _fit_names[name] = prefix(name, OPERATION)
     return name
 
 
@@ -230,7 +257,7 @@ class Exchange:
         limit, terms, may_create = rules.max_new_keys, rules.terms, True
         if limit is not None and self.quota.is_used_up(self.scope, limit):
             terms, may_create = terms.but(late="reject", dead_letter=None), False
-        name = prefix(self.scope, OPERATION) + self.key
+        name = (_fit_names.get(self.scope) or prefix(self.scope, OPERATION)) + self.key
         self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
         answer: Decision | BaseException | None = None
         started = flow.monotonic()
@@ -287,7 +314,22 @@ class Exchange:
         if wish.keep is not None:
             attempt.claim = attempt.claim._replace(keep=wish.keep)
         kept = remembered(answer if wish.store else answer._replace(body=None))
-        outcome = await flow.finish(colour, call, attempt, kept)
+        ending: Ending | None = None
+        trouble: BaseException | None = None
+        if type(attempt) is Attempt:  # the straight way, as the flow's own; it knows the others
+            attempt.ending = True
+            completion = completion_of(call, attempt, kept)
+            try:
+                ending = await colour.store.complete(completion)
+            except colour.trouble as error:
+                trouble = error
+            if ending is not None and ending is not FENCED:
+                flow.recorded(call, attempt, completion, kept)
+                return None
+        if ending is FENCED:
+            outcome = await flow.overtaken(colour, call, attempt)
+        else:
+            outcome = await flow.finish(colour, call, attempt, kept, trouble)
         return self.given(outcome) if outcome.error is not None or outcome.replayed else None
 
     async def fail(self, error: BaseException) -> Answer | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from inspect import iscoroutinefunction
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from .._durations import Duration, seconds
@@ -36,11 +37,12 @@ class Headers(Mapping[str, str]):
         self._lines = lines
 
     def __getitem__(self, name: str) -> str:
-        wanted = _encoded(name)
-        found = [value for header, value in self._lines if header == wanted]
-        if not found:
+        wanted, joined = _encoded(name), None
+        for header, value in self._lines:
+            if header == wanted:
+                joined = value if joined is None else joined + (b"; " if wanted == b"cookie" else b", ") + value
+        if joined is None:
             raise KeyError(name)
-        joined = found[0] if len(found) == 1 else (b"; " if wanted == b"cookie" else b", ").join(found)
         return joined.decode("latin-1")
 
     def __iter__(self) -> Iterator[str]:
@@ -152,6 +154,11 @@ class Rules:
             raise UsageError(
                 f"methods={self.methods!r}: name methods that change something, such as ['POST', 'PATCH', 'PUT']."
             )
+        if self.policy is not None and not isinstance(self.policy, Policy):
+            raise UsageError(f'policy={self.policy!r} is not a Policy. Write Policy(lease="1m", ...).')
+        key: Any = self.key
+        if key is not None and (not callable(key) or iscoroutinefunction(key)):
+            raise UsageError(f"key={self.key!r} must be a plain function: key(request, body) gives the key.")
         for name in ("max_request", "max_response", "max_new_keys"):
             number = getattr(self, name)
             if number is not None and (type(number) is not int or number < 0):
@@ -200,11 +207,18 @@ class Route:
             ),
             re.DOTALL,  # a path may have line breaks, and is not to slip through by them
         )
+        rules_of(rules)  # what is wrong with them is better known here, where they stand
         self.covered, self.words = covered, rules
 
     def matches(self, path: str) -> bool:
         """Whether a path is meant."""
         return self._pattern.fullmatch(path) is not None
+
+
+def checked_route(route: Any) -> Route:
+    if not isinstance(route, Route):
+        raise UsageError(f"routes has {route!r}, which is not a Route. Write Route(path, ...).")
+    return route
 
 
 def rules_of(words: Mapping[str, Any]) -> Rules:

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Unpack
 
+from .._asyncio import Watch
 from .._attempt import CURRENT
 from .._receiver import Receiver
 from .._records import make
@@ -61,8 +62,6 @@ class IdempotencyMiddleware:
         routes: Iterable[Route] = (),
         **rules: Unpack[RuleWords],
     ) -> None:
-        if not isinstance(receiver, Receiver):
-            raise UsageError(f"{receiver!r} is not a Receiver.")
         self.app = app
         self.boundary = Boundary(receiver, scope, routes, **rules)
         self.running: set[_Covered] = set()
@@ -124,10 +123,12 @@ class IdempotencyMiddleware:
             close(body)
             raise
         if answer is None:
-            await _Covered(self, rules, scope, receive, send, exchange, body).run()
+            await _Covered(self, rules, scope, receive, send, exchange, body).start()
             return
         close(body)
-        await _send(send, answer)
+        status, headers, said = answer
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        await send({"type": "http.response.body", "body": said, "more_body": False})
 
 
 class _Covered:
@@ -144,6 +145,7 @@ class _Covered:
     _ended = False  # the answer is recorded, and sent or on its way
     _overruled = False  # and it is not the app's own
     _on_its_way: asyncio.Event | None = None
+    _watch: Watch | None = None
     _heard: asyncio.Future[None]
     _task: asyncio.Task[None]
 
@@ -164,25 +166,30 @@ class _Covered:
 
     # The app, in a task of its own
 
-    async def run(self) -> None:
-        """Have the app answer. It goes on when the server cancels this."""
+    def start(self) -> asyncio.Future[None]:
+        """Have the app answer, and tell when it has. It goes on when the server loses interest."""
         loop = asyncio.get_running_loop()
         self._heard = loop.create_future()
         self._task = loop.create_task(self._live())
         self._middleware.running.add(self)  # a loop holds on to nobody
-        try:
-            await self._heard
-        except asyncio.CancelledError:
-            await self._go_on_alone()
-            raise
-
-    async def _go_on_alone(self) -> None:
-        """The server has lost interest: nothing changes."""
+        return self._heard
 
     async def _live(self) -> None:
+        """Bring the app to its end, and what it did to its record."""
         heard = self._heard
         try:
-            await self._to_end()
+            try:
+                await self._begin()
+                if self._watch is not None:
+                    self._watch.end()
+                if not self._ended and self._recorder is None:
+                    await self._end_with_app()
+            except BaseException as error:
+                await self._end_badly(error)
+            finally:
+                self._let_go()
+                if self._recorder is not None:
+                    await self._recorder
             if not heard.done():
                 heard.set_result(None)
         except asyncio.CancelledError:
@@ -198,29 +205,21 @@ class _Covered:
 
     def _begin(self) -> Awaitable[None]:
         """The app, as it is to run."""
-        exchange = self.exchange
+        exchange, task = self.exchange, self._task
+        self._watch = Watch(exchange.attempt, task.get_loop(), task)
         CURRENT.set(exchange.attempt)
         WISH.set(exchange.wish)
-        app = self._middleware.app(_without_extensions(self._scope), self._give_body, self._take_answer)
-        return exchange.colour.attend(exchange.attempt, app)
+        return self._middleware.app(_without_extensions(self._scope), self._give_body, self._take_answer)
 
-    async def _to_end(self) -> None:
-        """Bring the app to its end, and what it did to its record."""
-        try:
-            await self._begin()
-            if not self._ended and self._recorder is None:
-                await self._end_with_app()
-        except BaseException as error:
-            if self._later is not None:
-                self._later.cancel()
-            if self._overruled:
-                return
-            if self._ended or not await self._failed(error):
-                raise
-        finally:
-            self._let_go()
-            if self._recorder is not None:
-                await self._recorder
+    async def _end_badly(self, error: BaseException) -> None:
+        """The app raised, or what it said could not be recorded. Raises what the server has to know."""
+        if self._watch is not None:
+            error = self._watch.meaning(error)
+            self._watch.end()
+        if self._later is not None:
+            self._later.cancel()
+        if not self._overruled and (self._ended or not await self._failed(error)):
+            raise error
 
     def _let_go(self) -> None:
         if self._body is not None:
@@ -286,9 +285,11 @@ class _Covered:
             else:  # in one piece, as most are
                 status, headers, _ = self._start()
                 answer, exchange = make(Answer, (status, headers, bytes(piece))), self.exchange
-                await self._answer_with(
-                    self.instead or await exchange.record(answer) or exchange.first(answer)
-                )
+                said = self.instead or await exchange.record(answer) or exchange.first(answer)
+                self._ended = True
+                if self._on_its_way is not None:
+                    self._on_its_way.set()
+                await _send(self._send, said)
 
     async def _hold(self, piece: bytes, more: bool) -> None:
         if self._pieces is None:
@@ -370,10 +371,17 @@ class _Claimable(_Covered):
     async def let_pass(self, lines: list[bytes], length: int | None) -> None:
         """Let the app run, and its handler find this."""
         self._lines, self._declared = lines, length
-        if lines or self._rules.key is not None:
-            await self.run()
-        else:  # there is nothing to claim
-            await self._to_end()
+        if not lines and self._rules.key is None:  # there is nothing to claim
+            self._heard = asyncio.get_running_loop().create_future()
+            await self._live()
+            return self._heard.result()
+        try:
+            await self.start()
+        except asyncio.CancelledError:
+            if not self.claimed:
+                self._task.cancel()
+                await asyncio.wait([self._task])
+            raise
 
     async def claim(self, scope: Any) -> bool:
         """Claim the key for the handler that runs: whether it has to go on. Else the answer is there already.
@@ -406,11 +414,6 @@ class _Claimable(_Covered):
             WISH.set(exchange.wish)
         return answer
 
-    async def _go_on_alone(self) -> None:
-        if not self.claimed:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
     def _begin(self) -> Awaitable[None]:
         scope = {**_without_extensions(self._scope), HANDLE: self}
         return self._middleware.app(scope, self._give_body, self._take_answer)
@@ -440,6 +443,8 @@ class _Claimable(_Covered):
             await super()._take_answer(message)
         else:
             self._ended = True
+            if self._lines and message.get("status", 500) < 300:
+                self._middleware.boundary.warn_of_unclaimed(self._scope["method"], seen_path(self._scope))
             await self._send(message)
 
 
@@ -447,8 +452,9 @@ class _Claimable(_Covered):
 
 
 def _request(scope: Any) -> Request:
-    query = scope["query_string"].decode("latin-1")
-    return make(Request, (scope["method"], seen_path(scope), query, Headers(scope["headers"]), scope))
+    query, path = scope["query_string"], seen_path(scope) if scope.get("root_path") else scope["path"]
+    headers = Headers(scope["headers"])
+    return make(Request, (scope["method"], path, query.decode("latin-1") if query else "", headers, scope))
 
 
 def seen_path(scope: Any) -> str:
