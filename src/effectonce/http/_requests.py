@@ -18,9 +18,7 @@ try:
     import requests
     from requests import adapters, exceptions
 except ImportError as error:
-    raise MissingExtra(
-        "This adapter needs the package requests: pip install effectonce[client] requests"
-    ) from error
+    raise MissingExtra("This adapter needs the package requests: pip install effectonce[client]") from error
 
 T = TypeVar("T")
 
