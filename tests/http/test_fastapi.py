@@ -203,7 +203,7 @@ def test_a_dependency_in_an_app_that_is_covered_as_a_whole_is_told() -> None:
     app.post("/pay")(lambda: "paid")
 
     async def conversation(client: httpx.AsyncClient) -> None:
-        with pytest.raises(UsageError, match="without a scope"):
+        with pytest.raises(UsageError, match="covered as a whole"):
             await client.post("/pay", headers=KEY)
 
     talk(app, conversation)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from .._blocking import run
-from ..errors import MissingExtra
+from ..errors import MissingExtra, UsageError
 from ._journal import Journal
 from ._retrying import Answer, Rules, at_most, is_caused_by, length_of, may_tell
 from .client import DEFAULT_RULES, NAME, NAME_EXTENSION, SHOWN_AS, Courier, Deadline, Delivery, hold
@@ -123,6 +123,14 @@ def _decoded(response: httpx.Response, content: bytes) -> bytes:
         return b""
 
 
+def _checked(inner: T, kind: type[Any]) -> T:
+    if not isinstance(inner, kind):
+        raise UsageError(
+            f"{inner!r} is not an httpx.{kind.__name__}. Rules are given by name: rules=Rules(...)."
+        )
+    return inner
+
+
 class IdempotencyTransport(httpx.BaseTransport):
     """Gives requests a key and sends them again until there is an answer.
 
@@ -142,7 +150,7 @@ class IdempotencyTransport(httpx.BaseTransport):
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.inner = httpx.HTTPTransport() if inner is None else inner
+        self.inner = httpx.HTTPTransport() if inner is None else _checked(inner, httpx.BaseTransport)
         self._courier, self._sleep = Courier(rules, journal, monotonic), sleep
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -181,7 +189,9 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
-        self.inner = httpx.AsyncHTTPTransport() if inner is None else inner
+        self.inner = (
+            httpx.AsyncHTTPTransport() if inner is None else _checked(inner, httpx.AsyncBaseTransport)
+        )
         self._courier, self._sleep = Courier(rules, journal, monotonic), sleep
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

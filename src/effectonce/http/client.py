@@ -189,6 +189,10 @@ class Courier:
     """Sends requests until there is an answer. Both packages and both colours share every line."""
 
     def __init__(self, rules: Rules, journal: Journal | None, monotonic: Callable[[], float]) -> None:
+        if not isinstance(rules, Rules):
+            raise UsageError(f'rules={rules!r} are not Rules. Write Rules(budget="30s", ...).')
+        if not isinstance(journal, Journal | None):
+            raise UsageError(f'journal={journal!r} is not a Journal. Write Journal("sent.db").')
         self.rules, self.journal, self.monotonic = rules, journal, monotonic
 
     def covers(self, method: str) -> bool:

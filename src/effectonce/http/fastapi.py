@@ -63,11 +63,13 @@ def install(
 
     Without a scope, only routes with ``idempotent(...)`` among their dependencies are covered.
     """
+    if hasattr(app.state, "effectonce"):
+        raise UsageError("This app has a boundary already. A second one would wait for the first.")
     if scope is None:
         rules.setdefault("claim", "handler")
     routes = list(routes)
-    app.add_middleware(IdempotencyMiddleware, receiver=receiver, scope=scope, routes=routes, **rules)
     boundary = Boundary(receiver, scope, routes, **rules)
+    app.add_middleware(IdempotencyMiddleware, receiver=receiver, scope=scope, routes=routes, **rules)
     app.state.effectonce = boundary
     describe = app.openapi
 
@@ -87,6 +89,8 @@ def idempotent(scope: Callable[..., Any]) -> Any:
 
     Name it after the dependencies that refuse callers.
     """
+    if not callable(scope):
+        raise UsageError(f"idempotent({scope!r}): name a dependency, a function that says who is calling.")
 
     async def claim(
         request: Request,
@@ -108,8 +112,13 @@ def _check_uncovered(request: Request) -> None:
     boundary: Boundary | None = getattr(request.app.state, "effectonce", None)
     if request.method in SAFE:
         return
-    if boundary is None or boundary.rules_for(request.method, seen_path(request.scope)) is not None:
+    if boundary is None:
         raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
+    if boundary.rules_for(request.method, seen_path(request.scope)) is not None:
+        raise UsageError(
+            "This app is covered as a whole, and the key was claimed before its routes. Leave out either "
+            "scope= of install(app, receiver, scope=...) or idempotent(...) of the route."
+        )
 
 
 # -- OpenAPI -------------------------------------------------------------------------------------------------------

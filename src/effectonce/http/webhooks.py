@@ -44,12 +44,12 @@ from .. import keys
 from .._answers import Call, call_of
 from .._blocking import run
 from .._durations import Duration, seconds
+from .._receiver import Receiver
 from ..errors import InvalidKey, Refused, Unencodable, UsageError
 from ..policy import Policy
 
 if TYPE_CHECKING:
     from .._messages import Outcome
-    from .._receiver import Receiver
 
 __all__ = [
     "BodyTooLarge",
@@ -154,6 +154,12 @@ class Webhooks:
         max_body: int = 1 << 20,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if not isinstance(receiver, Receiver):
+            raise UsageError(f"A {type(receiver).__name__} is not a Receiver. Write Receiver(url).")
+        if not callable(getattr(scheme, "verify", None)):
+            raise UsageError(
+                "Webhooks need a scheme that says how the provider signs, such as Stripe(secret)."
+            )
         self.receiver, self.scheme, self.max_body, self._clock = receiver, scheme, max_body, clock
         self.policy = receiver.policy.but(keep="7d", busy="reject") if policy is None else policy
         if not isinstance(self.policy, Policy):

@@ -17,7 +17,7 @@ from wsgiref.util import FileWrapper
 
 from .._blocking import run
 from .._receiver import Receiver
-from ..errors import ColourMismatch, UsageError
+from ..errors import ColourMismatch
 from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import take_in_from, whole
@@ -47,8 +47,6 @@ class IdempotencyMiddleware:
         routes: Iterable[Route] = (),
         **rules: Unpack[RuleWords],
     ) -> None:
-        if not isinstance(receiver, Receiver):
-            raise UsageError(f"{receiver!r} is not a Receiver.")
         if inspect.iscoroutinefunction(scope):
             raise ColourMismatch(f"{scope!r} is a coroutine function, and a WSGI app can't await it.")
         self.app = app
