@@ -55,6 +55,35 @@ def redis_streams_asyncio(books: Books, receiver: Any, url: str, stream: str) ->
     asyncio.run(main())
 
 
+def jetstream(books: Books, receiver: Any, url: str, stream: str) -> None:
+    import nats
+
+    from effectonce.messaging import nats as jetstream
+
+    async def main() -> None:
+        connection = await nats.connect(url)
+        context = connection.jetstream()
+        await aserve(
+            jetstream.Consumer(
+                context,
+                stream,
+                durable="billing",
+                receiver=receiver,
+                id=lambda each: order_of(each.data),
+                **OPTIONS,
+            ),
+            books,
+        )
+        await connection.close()
+
+    asyncio.run(main())
+
+
+def order_of(body: bytes) -> Any:
+    """The id in a message whose broker would itself drop repetitions that have it in a header."""
+    return json.loads(body)["order"]
+
+
 if __name__ == "__main__":
     kind, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     with receiver_in(folder) as receiver:

@@ -15,8 +15,8 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from .. import _blocking, batch
@@ -40,7 +40,7 @@ from ._delivery import (
 from ._ordered import run_in_groups
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from .._flow import Colour
     from .._receiver import Receiver
@@ -145,26 +145,22 @@ class Consumer:
     def run(self, handler: Callable[[Message], Any] | None = None) -> None:
         """Handle messages until ``stop``; what is under way then is finished first."""
         chosen = self._chosen(handler, awaits=False)
-        with self._beating():
-            _blocking.run(self._run(self._receiver.blocking, chosen))
+        _blocking.run(self._run(self._receiver.blocking, chosen))
 
     async def arun(self, handler: Callable[[Message], Any] | None = None) -> None:
         """The same on an event loop."""
         chosen = self._chosen(handler, awaits=True)
-        async with self._abeating():
-            await self._run(self._receiver.asyncio, chosen)
+        await self._run(self._receiver.asyncio, chosen)
 
     def run_once(self, handler: Callable[[Message], Any] | None = None) -> int:
         """Handle what can be had now, one batch at most; how many messages that were."""
         chosen = self._chosen(handler, awaits=False)
-        with self._beating():
-            return _blocking.run(self._once(self._receiver.blocking, chosen))
+        return _blocking.run(self._once(self._receiver.blocking, chosen))
 
     async def arun_once(self, handler: Callable[[Message], Any] | None = None) -> int:
         """The same on an event loop."""
         chosen = self._chosen(handler, awaits=True)
-        async with self._abeating():
-            return await self._once(self._receiver.asyncio, chosen)
+        return await self._once(self._receiver.asyncio, chosen)
 
     def stop(self) -> None:
         """Have ``run`` return after the batch that is under way. May be called in a signal handler."""
@@ -173,18 +169,17 @@ class Consumer:
     # The one body of both colours
 
     async def _run(self, colour: Colour, handler: Callable[..., Any]) -> None:
-        pause, is_open = FIRST_PAUSE, False
+        pause = FIRST_PAUSE
         try:
             while not self._stopping.is_set():
                 try:
-                    if not is_open:
-                        await self._broker.open()
-                    is_open = True
-                    await self._round(colour, handler)
-                    pause = FIRST_PAUSE
+                    await self._broker.open()
+                    async with self._beating(colour):
+                        while not self._stopping.is_set():
+                            await self._round(colour, handler)
+                            pause = FIRST_PAUSE
                 except self._broker.away as error:
                     log.warning("the broker can't be reached: %s: %s", type(error).__name__, error)
-                    is_open = False
                     await self._rest(colour, pause)
                     pause = min(pause * 2, LONGEST_PAUSE)
         finally:
@@ -194,7 +189,8 @@ class Consumer:
     async def _once(self, colour: Colour, handler: Callable[..., Any]) -> int:
         await self._broker.open()
         try:
-            return await self._round(colour, handler)
+            async with self._beating(colour):
+                return await self._round(colour, handler)
         finally:
             await self._broker.close()
 
@@ -266,13 +262,21 @@ class Consumer:
         except Exception as error:  # the next beat may do better, and a delivery that comes again is absorbed
             log.warning("a deadline could not be extended: %s: %s", type(error).__name__, error)
 
-    @contextmanager
-    def _beating(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _beating(self, colour: Colour) -> AsyncIterator[None]:
+        """Extend what is under way, from a thread beside a blocking caller or in a task."""
         if self._broker.deadline is None:
             yield
             return
-        over = threading.Event()
         period = self._broker.deadline / EXTEND_SHARE
+        end = self._start_task(period) if colour.awaits else self._start_thread(period)
+        try:
+            yield
+        finally:
+            await end()
+
+    def _start_thread(self, period: float) -> Callable[[], Awaitable[None]]:
+        over = threading.Event()
 
         def beat() -> None:
             while not over.wait(period):
@@ -280,31 +284,26 @@ class Consumer:
 
         thread = threading.Thread(target=beat, name="effectonce-heartbeat", daemon=True)
         thread.start()
-        try:
-            yield
-        finally:
+
+        async def end() -> None:
             over.set()
             thread.join()
 
-    @asynccontextmanager
-    async def _abeating(self) -> AsyncIterator[None]:
-        if self._broker.deadline is None:
-            yield
-            return
-        period = self._broker.deadline / EXTEND_SHARE
+        return end
 
+    def _start_task(self, period: float) -> Callable[[], Awaitable[None]]:
         async def beat() -> None:
             while True:
                 await asyncio.sleep(period)
                 await self._extend()
 
         task = asyncio.ensure_future(beat())
-        try:
-            yield
-        finally:
+
+        async def end() -> None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+
+        return end
 
     def _chosen(self, handler: Callable[..., Any] | None, *, awaits: bool) -> Callable[..., Any]:
         chosen = self._handler if handler is None else handler

@@ -1,0 +1,203 @@
+"""Consumers of NATS JetStream: each message's effect happens once, whatever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats as client
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from tests.integration.consumers_helpers import SIZES, deliveries, storm
+
+from effectonce import Message, Policy, Receiver
+from effectonce.errors import UsageError
+from effectonce.messaging import nats as jetstream
+
+DURABLE = "billing"
+
+
+@pytest.fixture
+def stream(request: pytest.FixtureRequest) -> str:
+    return "".join(each if each.isalnum() else "_" for each in request.node.name)
+
+
+@asynccontextmanager
+async def connected(server: Any, stream: str = "") -> AsyncIterator[JetStreamContext]:
+    connection = await client.connect(server.url)
+    try:
+        context = connection.jetstream()
+        if stream:
+            # No window of the broker's own: repetitions are to come through.
+            await context.add_stream(name=stream, subjects=[f"{stream}.*"], duplicate_window=0.1)
+        yield context
+    finally:
+        await connection.close()
+
+
+async def publish(
+    context: JetStreamContext, stream: str, order: str | None, body: bytes | None = None
+) -> None:
+    data = json.dumps({"order": order}).encode() if body is None else body
+    headers = None if order is None else {"Nats-Msg-Id": order}
+    # The header alone would have the broker drop what comes twice within its window.
+    await context._nc.publish(f"{stream}.new", data, headers=headers)
+
+
+async def unacknowledged(context: JetStreamContext, stream: str) -> int:
+    info = await context.consumer_info(stream, DURABLE)
+    return int((info.num_pending or 0) + (info.num_ack_pending or 0))
+
+
+async def letters(context: JetStreamContext, stream: str) -> list[dict[str, str]]:
+    last = (await context.stream_info(f"{stream}-dead")).state.last_seq
+    return [(await context.get_msg(f"{stream}-dead", seq)).headers or {} for seq in range(1, last + 1)]
+
+
+def consumer_of(
+    context: JetStreamContext, stream: str, receiver: Receiver, **options: Any
+) -> jetstream.Consumer:
+    choices: dict[str, Any] = {
+        "durable": DURABLE,
+        "retry": ("50ms", "100ms"),
+        "dead_letter": f"{stream}-dead",
+    }
+    return jetstream.Consumer(context, stream, receiver=receiver, **(choices | options))
+
+
+async def until(consumer: jetstream.Consumer, handler: Any, condition: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + 20
+    while not await condition():
+        assert time.monotonic() < deadline
+        await consumer.arun_once(handler)
+
+
+@SIZES
+def test_killed_consumers_leave_each_effect_once(
+    messages: int, nats: Any, stream: str, tmp_path: Path
+) -> None:
+    """Messages that come up to four times, and a consumer killed in the middle: each effect once, nothing left."""
+
+    async def prepare() -> None:
+        async with connected(nats, stream) as context:
+            # A second on the server's clock, as the lease has it; and room for all that the dead consumer holds.
+            await context.add_consumer(stream, ConsumerConfig(durable_name=DURABLE, ack_wait=1.0))
+            for order in deliveries(messages):
+                await publish(context, stream, None, json.dumps({"order": order}).encode())
+
+    async def left() -> int:
+        async with connected(nats) as context:
+            return await unacknowledged(context, stream)
+
+    asyncio.run(prepare())
+    storm("jetstream", tmp_path, messages, lambda: not asyncio.run(left()), url=nats.url, stream=stream)
+
+
+def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(nats: Any, stream: str) -> None:
+    """What can never be processed goes to the dead-letter subject; good messages around it are handled."""
+    ran: list[str] = []
+
+    async def handler(message: Message) -> None:
+        ran.append(message.payload["order"])
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            await publish(context, stream, "good-1")
+            await publish(context, stream, "undecodable", b"\xff{")
+            await publish(context, stream, "x" * 300)
+            await publish(context, stream, "large", json.dumps("x" * 2000).encode())
+            again = {"Nats-Msg-Id": "good-1"}
+            while (await context.publish(f"{stream}.new", b'{"order": "another"}', headers=again)).duplicate:
+                pass  # until the broker's own memory of it is over
+            await publish(context, stream, None, b'{"order": "placed"}')
+            consumer = consumer_of(context, stream, receiver, max_body=1000)
+
+            async def is_empty() -> bool:
+                return bool(ran) and await unacknowledged(context, stream) == 0
+
+            await until(consumer, handler, is_empty)
+            found = await letters(context, stream)
+        assert [letter["dead-reason"] for letter in found] == [
+            "undecodable",
+            "invalid_id",
+            "too_large",
+            "mismatch",
+        ]
+        assert found[3]["dead-msg-id"] == "good-1"
+        assert found[3]["dead-source"] == stream
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+    assert ran == ["good-1", "placed"]
+
+
+def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(nats: Any, stream: str) -> None:
+    """A handler's exception gives the message back, only this one; used-up attempts make it a dead letter."""
+    ran: list[str] = []
+
+    async def handler(message: Message) -> None:
+        ran.append(message.id)
+        if message.id == "poison" or (message.id == "flaky" and ran.count("flaky") < 2):
+            raise ValueError("not today")
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            for order in ("fine", "flaky", "poison"):
+                await publish(context, stream, order)
+            consumer = consumer_of(context, stream, receiver)
+
+            async def is_empty() -> bool:
+                return bool(ran) and await unacknowledged(context, stream) == 0
+
+            await until(consumer, handler, is_empty)
+            (letter,) = await letters(context, stream)
+        assert letter["dead-reason"] == "attempts_exhausted"
+        assert letter["dead-attempts"] == "3"
+
+    with Receiver("memory://", policy=Policy(max_attempts=3)) as receiver:
+        asyncio.run(main(receiver))
+    assert sorted(ran) == ["fine", "flaky", "flaky", "poison", "poison", "poison"]
+
+
+def test_a_long_handler_keeps_its_message(nats: Any, stream: str) -> None:
+    """While a handler runs, the message is not delivered to another, although that takes longer than its ack_wait."""
+    ran: list[str] = []
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            await context.add_consumer(stream, ConsumerConfig(durable_name=DURABLE, ack_wait=0.5))
+            await publish(context, stream, "slow")
+            consumer = consumer_of(context, stream, receiver)
+
+            async def slow(message: Message) -> None:
+                ran.append(message.id)
+                rival = await context.pull_subscribe_bind(DURABLE, stream=stream)
+                with pytest.raises(asyncio.TimeoutError):
+                    await rival.fetch(1, timeout=1.5)  # three times the deadline, and nobody else gets it
+
+            await consumer.arun_once(slow)
+            assert await unacknowledged(context, stream) == 0
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+    assert ran == ["slow"]
+
+
+def test_a_consumer_that_acknowledges_by_itself_is_refused(nats: Any, stream: str) -> None:
+    """With it, a message would be gone before its effect happened."""
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            config = ConsumerConfig(durable_name=DURABLE, ack_policy=AckPolicy.NONE)
+            await context.add_consumer(stream, config)
+            with pytest.raises(UsageError, match="ack_policy explicit"):
+                await consumer_of(context, stream, receiver).arun_once(asyncio.sleep)
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
