@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.integration.brokers import BROKERS, Place, published
 from tests.servers import (
     SERVERS,
     Server,
@@ -32,17 +33,27 @@ from tests.servers import (
 from tests.servers.base import HOST
 from tests.servers.cluster import ValkeyCluster
 from tests.servers.dynamodb import DynamoDB
+from tests.servers.kafka import Kafka
 from tests.servers.mariadb import MariaDB
+from tests.servers.nats import Nats
 from tests.servers.postgres import DROP_ROOT, Postgres
+from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import RedisLike
+from tests.servers.sqs import SQS
 
+from effectonce.outbox import Event
+from effectonce.outbox.publishers import open_publisher
 from effectonce.testing.clocks import wait_until
 
 ROOT = Path(__file__).parents[2]
-DURABLE = [name for name in SERVERS if name != "dynamodb"]
+DURABLE = [name for name in SERVERS if name not in ("dynamodb", "sqs")]
 """MiniStack keeps everything in memory."""
-ONE_PROCESS = [name for name in SERVERS if name != "valkey-cluster"]
+SLOW = ["rabbitmq", "kafka"]
+"""They take many seconds to start, and are started no more often than needed."""
+ONE_PROCESS = [name for name in SERVERS if name not in ("valkey-cluster", *SLOW)]
 StartServer = Callable[..., Server]
+TOPICS: dict[str, Place] = {}
+"""Where ``write`` has left its value."""
 
 
 # One way to write a value into each server, and to read it back.
@@ -70,6 +81,11 @@ def write(server: Server, value: str) -> None:
                 BillingMode="PAY_PER_REQUEST",
             )
             table.put_item(TableName="things", Item={"id": {"S": "1"}, "thing": {"S": value}})
+        case RabbitMQ() | Nats() | Kafka() | SQS():
+            place = BROKERS[server.name](server.url)
+            TOPICS[server.url] = place
+            event = Event(1, "e-1", place.topic, None, value.encode(), {}, 1, 0.0)
+            assert list(published(open_publisher(server.url), [event])) == [None]
 
 
 def read(server: Server) -> str | None:
@@ -88,6 +104,9 @@ def read(server: Server) -> str | None:
         case DynamoDB():
             item = dynamodb_client(server).get_item(TableName="things", Key={"id": {"S": "1"}})["Item"]
             return item["thing"]["S"]
+        case RabbitMQ() | Nats() | Kafka():
+            (payload,) = TOPICS[server.url].payloads()
+            return payload.decode()
     raise AssertionError(server)
 
 
@@ -151,6 +170,7 @@ def test_fixture_has_the_url_of_a_running_server(request: pytest.FixtureRequest,
     socket.create_connection((HOST, int(port)), timeout=10).close()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SERVERS)
 def test_server_lives_from_start_to_stop(start_server: StartServer, name: str) -> None:
     """It answers once it is started; stopped, its process, port and folder are gone, and stopping again is fine.

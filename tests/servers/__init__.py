@@ -22,6 +22,10 @@ SERVERS = {
     "mariadb": "mariadb:MariaDB",
     "dynamodb": "dynamodb:MiniStack",
     "dynamodb-local": "dynamodb:DynamoDBLocal",
+    "rabbitmq": "rabbitmq:RabbitMQ",
+    "nats": "nats:Nats",
+    "kafka": "kafka:Kafka",
+    "sqs": "sqs:SQS",
 }
 """Every kind of server: its name, and where its class is."""
 

@@ -23,7 +23,7 @@ def unpacked(program: str, *, package: str) -> Program:
     """A program of the machine's, or else from a package that is unpacked into the cache."""
     if found := shutil.which(program) or shutil.which(program, path=SERVER_FOLDERS):
         return Program(Path(found))
-    root = _unpacked_package(package)
+    root = folder(package)
     libraries = [str(folder) for folder in [*root.glob("usr/lib/*-linux-*"), *root.glob("lib/*-linux-*")]]
     return Program(next(root.glob(f"usr/*bin/{program}")), {"LD_LIBRARY_PATH": ":".join(libraries)})
 
@@ -47,12 +47,13 @@ def install(program: str, *, package: str) -> None:
     run(f"installing {package}", "env", "DEBIAN_FRONTEND=noninteractive", *command)
 
 
-def _unpacked_package(package: str) -> Path:
+def folder(package: str) -> Path:
+    """Where a package is unpacked, with all that it needs beyond this machine."""
     if not shutil.which("apt-get"):
         raise Unavailable(f"it isn't on the PATH, and this is no Debian to get {package} from")
     system = platform.freedesktop_os_release()
     name = f"{package}-{system['ID']}{system.get('VERSION_ID', '')}-{platform.machine()}"
-    return cached(name, lambda folder: _unpack(package, folder))
+    return cached(name, lambda place: _unpack(package, place))
 
 
 def _unpack(package: str, folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Fixtures for tests that need a server.
 
-``valkey``, ``valkey_cluster``, ``redis7``, ``postgres``, ``mariadb``, ``dynamodb`` and ``dynamodb_local`` are started
-when the first test asks and shared by all tests of the run: use keys or tables of your own, and don't stop them. To
-stop, kill, pause or configure a server, have one of your own with ``start_server``.
+``valkey``, ``valkey_cluster``, ``redis7``, ``postgres``, ``mariadb``, ``dynamodb``, ``dynamodb_local``, ``rabbitmq``,
+``nats``, ``kafka`` and ``sqs`` are started when the first test asks and shared by all tests of the run: use keys,
+tables or topics of your own, and don't stop them. To stop, kill, pause or configure a server, have one of your own with
+``start_server``.
 
 ``EFFECTONCE_TEST_POSTGRES=postgresql://…`` uses a server that runs already, likewise for the other names of servers.
 """
@@ -26,6 +27,10 @@ SHARED = {
     "mariadb": "mariadb",
     "dynamodb": "dynamodb",
     "dynamodb_local": "dynamodb-local",
+    "rabbitmq": "rabbitmq",
+    "nats": "nats",
+    "kafka": "kafka",
+    "sqs": "sqs",
 }
 """The fixtures and the servers they start."""
 
@@ -98,6 +103,10 @@ postgres = pytest.fixture(_shared("postgres"), scope="session")
 mariadb = pytest.fixture(_shared("mariadb"), scope="session")
 dynamodb = pytest.fixture(_shared("dynamodb"), scope="session")
 dynamodb_local = pytest.fixture(_shared("dynamodb-local", in_memory=True), scope="session")
+rabbitmq = pytest.fixture(_shared("rabbitmq"), scope="session")
+nats = pytest.fixture(_shared("nats"), scope="session")
+kafka = pytest.fixture(_shared("kafka"), scope="session")
+sqs = pytest.fixture(_shared("sqs"), scope="session")
 
 
 @pytest.fixture

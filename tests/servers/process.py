@@ -38,6 +38,8 @@ class ProcessServer(Server):
     """A process behind a port. Settings are the server's own; each kind says how it takes them."""
 
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    patience: ClassVar[float] = 1.0
+    """How much longer than others it may take to start."""
 
     def __init__(self, **settings: object) -> None:
         self.settings = {name: str(value) for name, value in settings.items()}
@@ -143,7 +145,8 @@ class ProcessServer(Server):
         self._wait_until_ready(self._process)
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        seconds = START_SECONDS * self.patience
+        deadline = time.monotonic() + seconds
         problem: Exception | None = None
         while time.monotonic() < deadline:
             if process.poll() is not None:
@@ -156,7 +159,7 @@ class ProcessServer(Server):
                 problem = exception
             time.sleep(LOOK_SECONDS)
         self.kill()
-        raise StartError(self._report(f"did not answer in {START_SECONDS:.0f} s: {problem!r}"))
+        raise StartError(self._report(f"did not answer in {seconds:.0f} s: {problem!r}"))
 
     def _report(self, what: str) -> str:
         tail = "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:])

@@ -16,7 +16,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
@@ -155,9 +155,8 @@ class Relay:
 
     def close(self) -> None:
         """Close the connections."""
-        closing = self._publisher.close()
-        if inspect.isawaitable(closing):
-            asyncio.run(_awaited(closing))
+        if not self._awaits():  # one of an event loop was closed on it
+            self._publisher.close()
         self._database.close()
         self._bell.close()
 
@@ -304,10 +303,6 @@ class _Beside:
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
-
-
-async def _awaited(closing: Awaitable[None]) -> None:
-    await closing
 
 
 __all__ = ["Figures", "Relay"]
