@@ -13,7 +13,7 @@ import pytest
 from tests.integration.versions_helpers import DRIVERS, Connection, Place, place_for, waiting_for_locks
 
 from effectonce import Policy, Receiver, current
-from effectonce.errors import StoreUnavailable
+from effectonce.errors import StoreUnavailable, UsageError
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import wait_until
 from effectonce.transactions import adapt, code_of, is_retryable
@@ -393,6 +393,30 @@ def test_an_insert_of_ones_own_can_ask_what_its_error_means(place: Place) -> Non
             connection.on(PAYMENTS).insert({"id": 1}, key="pay-3")
         assert not PAYMENTS.already_done(refused.value)
         assert code_of(refused.value) in ("23505", 1062, 19)  # the driver's own error, as it is
+        connection.rollback()
+
+
+def test_a_column_that_is_not_unique_is_heard_of(place: Place) -> None:
+    """It would hold nothing back."""
+    place.make("ALTER TABLE payments ADD COLUMN effect_key VARCHAR(255)")
+    with place.open() as connection, pytest.raises(Exception, match=r"(?i)unique"):
+        connection.on(UniqueEffect("payments")).insert({"id": 1}, key="pay-1")
+    assert place.ask("SELECT COUNT(*) FROM payments") == [(0,)]
+
+
+def test_missing_tables_say_how_to_make_them(place: Place) -> None:
+    """Those of effectonce; a missing table of the user's own is the driver's own error."""
+    place.make("DROP TABLE effectonce_updates", "DROP TABLE effectonce_positions")
+    with place.open() as connection:
+        with pytest.raises(UsageError, match=f"schema.'{place.dialect}'"):
+            connection.on(EventOrder("shipping")).take("o-1", 1, None)
+        connection.rollback()
+        with pytest.raises(UsageError, match=f"schema.'{place.dialect}'"):
+            connection.on(ACCOUNTS).update("acc-1", expected=3, set={"balance": 1}, by="r")
+        connection.rollback()
+        with pytest.raises(Exception, match="nowhere") as refused:
+            connection.on(VersionGuard("nowhere")).update("acc-1", expected=3, set={"balance": 1})
+        assert not isinstance(refused.value, UsageError)
         connection.rollback()
 
 

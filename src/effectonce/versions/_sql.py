@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar, get_args
 from .._blocking import run
 from ..errors import ColourMismatch, UsageError
 from ..stores._named import statements
-from ..transactions import Dialect, adapt
+from ..transactions import Dialect, Result, adapt, code_of
+from ..transactions.base import NO_SUCH_TABLE
 from ._rules import HIGHEST
 
 T = TypeVar("T")
@@ -90,6 +91,19 @@ class Line(Quoting):
         """The rows that a statement gives."""
         return (await self._adapter.execute(statement, values)).rows
 
+    async def ours(self, name: str, values: Sequence[Any], *, latest: bool = False) -> Result:
+        """One of our own statements, by name; ``latest``: reading what was committed last, also within a snapshot."""
+        statement = SQL[self.dialect][name].format(latest=self.latest if latest else "")
+        try:
+            return await self._adapter.execute(statement, values)
+        except Exception as error:
+            if code_of(error) not in NO_SUCH_TABLE and "no such table" not in str(error):
+                raise
+            raise UsageError(
+                "The tables of effectonce.versions are not in this database. Make them in a migration, with the"
+                f" statements of effectonce.versions.schema({self.dialect!r})."
+            ) from error
+
     def text(self, value: str) -> str | bytes:
         """A text for a column of ours, where every letter counts: on MySQL these are of bytes."""
         return value.encode() if self.dialect == "mysql" else value
@@ -141,7 +155,7 @@ def check_text(what: str, text: object) -> str:
     if isinstance(text, str) and text and text == text.strip() and len(text) <= 255 and text.isprintable():
         return text
     raise UsageError(
-        f"{what}={shown(text)} can't be a name. Give a text of 1 to 255 printable characters, without blanks around it."
+        f"{what}={shown(text)} can't be a name. Give a str of 1 to 255 printable characters, without blanks around it."
     )
 
 

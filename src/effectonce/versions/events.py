@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from .. import codec
 from ..errors import UsageError, VersionGap
 from ._rules import Arrival, decide_event, run_after
-from ._sql import SQL, Line, check_text, check_version, plain, shown
+from ._sql import Line, check_text, check_version, plain, shown
 
 Gaps = Literal["report", "park", "allow"]
 
@@ -61,7 +61,6 @@ class EntityEvents:
 
     def __init__(self, order: EventOrder, line: Line) -> None:
         self._order, self._line = order, line
-        self._sql = SQL[line.dialect]
 
     def take(self, entity: str, version: int, event: Any) -> list[Any]:
         """The events to apply now, in order: this one if it is due, and those parked ones that it lets go.
@@ -131,7 +130,7 @@ class EntityEvents:
         """
         await self._do("begin", *who, self._order.first - 1)
         await self._do("hold", *who)
-        ((applied, parked),) = await self._ask("position", *who, latest=self._line.latest)
+        ((applied, parked),) = await self._ask("position", *who, latest=True)
         return int(applied), int(parked)
 
     async def _moved(self, who: tuple[Any, ...], version: int, parked: int) -> list[Any]:
@@ -148,7 +147,7 @@ class EntityEvents:
         more = True
         while more:
             last = applied + len(due)
-            rows = await self._ask("waiting", *who, last, last + WINDOW, latest=self._line.latest)
+            rows = await self._ask("waiting", *who, last, last + WINDOW, latest=True)
             run = run_after(last, ((int(version), bytes(parcel)) for version, parcel in rows))
             due += [parcel for _, parcel in run]
             more = len(run) == WINDOW
@@ -172,10 +171,10 @@ class EntityEvents:
         return self._line.text(self._order.consumer), self._line.text(check_text("entity", entity))
 
     async def _do(self, name: str, *values: Any) -> int:
-        return await self._line.change(self._sql[name], values)
+        return (await self._line.ours(name, values)).changed
 
-    async def _ask(self, name: str, *values: Any, latest: str = "") -> Sequence[Any]:
-        return await self._line.rows(self._sql[name].format(latest=latest), values)
+    async def _ask(self, name: str, *values: Any, latest: bool = False) -> Sequence[Any]:
+        return (await self._line.ours(name, values, latest=latest)).rows
 
 
 def _gap(entity: str, applied: int, version: int) -> VersionGap:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .. import keys
 from ..errors import StaleVersion, UsageError
 from ._rules import may_write
-from ._sql import SQL, Line, Marks, check_name, check_table, check_text, check_version, shown
+from ._sql import Line, Marks, check_name, check_table, check_text, check_version, shown
 
 ROUNDS = 5
 """How often a row may change between the write that missed it and the look at it, before that is somebody's fault."""
@@ -86,7 +86,7 @@ class GuardedTable:
     """``guard.on(connection)``: the writes that a guard allows. Methods with ``a`` are for async connections."""
 
     def __init__(self, guard: VersionGuard, line: Line) -> None:
-        self._guard, self._line, self._sql = guard, line, SQL[line.dialect]
+        self._guard, self._line = guard, line
 
     def update(self, id: Any, *, expected: int, set: Mapping[str, Any], by: str | None = None) -> Change:
         """Set columns of the row if it is at ``expected``, which makes it one higher. Else ``StaleVersion``.
@@ -107,8 +107,8 @@ class GuardedTable:
         ids, values = self._guard.check_id(id), self._guard.check_values(set)
         name = self._guard.name_of(ids, by)
         # The name comes first: a duplicate at the same moment waits there, and then finds it.
-        if name is not None and not await self._line.change(self._sql["remember"], [name, expected + 1]):
-            ((made,),) = await self._line.rows(self._sql["made"].format(latest=self._line.latest), [name])
+        if name is not None and not (await self._line.ours("remember", [name, expected + 1])).changed:
+            ((made,),) = (await self._line.ours("made", [name], latest=True)).rows
             return Change(int(made), replayed=True)
         for _ in range(ROUNDS):
             if await self._written(ids, expected, values):
@@ -116,7 +116,7 @@ class GuardedTable:
             actual = await self._version(ids)
             if not may_write(actual, expected):
                 if name is not None:
-                    await self._line.change(self._sql["forget"], [name])
+                    await self._line.ours("forget", [name])
                 raise self._stale(id, expected, actual)
             # It is where it should be, now. Somebody brought it there between the two statements: once more.
         raise UsageError(
@@ -142,7 +142,14 @@ class GuardedTable:
             f"SELECT {line.quote(guard.version)} FROM {line.table(guard.table)} WHERE {where}{line.latest}"  # noqa: S608
         )
         rows = await line.rows(asked, marks)
-        return None if not rows or rows[0][0] is None else int(rows[0][0])
+        if not rows or rows[0][0] is None:
+            return None
+        try:
+            return int(rows[0][0])
+        except ValueError:
+            raise UsageError(
+                f"The column {guard.version!r} holds {shown(rows[0][0])}, which is no version."
+            ) from None
 
     def _stale(self, id: object, expected: int, actual: int | None) -> StaleVersion:
         name = f"{shown(id)} of {'.'.join(self._guard.table)}"

@@ -35,6 +35,7 @@ class UniqueEffect:
     def __init__(self, table: str, *, column: str = "effect_key", constraint: str | None = None) -> None:
         self.table, self.column = check_table(table), check_name("column", column)
         self.constraint = check_name("constraint", constraint or f"{self.table[-1]}_{column}_once"[:63])
+        self.has_index = False
 
     def schema(self, dialect: Dialect) -> list[str]:
         """The statements that add the column and its unique index: for your migrations.
@@ -126,12 +127,26 @@ class EffectTable:
             conflict = f" ON CONFLICT ({line.quote(self._effect.column)}) DO NOTHING"
             return await line.change(statement + conflict, marks) == 1
         # MySQL has no word for "this conflict only"; and a refused row leaves its transaction as it was.
+        await self._check_index()
         try:
             return await line.change(statement, marks) == 1
         except Exception as error:
             if not self._effect.already_done(error):
                 raise
             return False
+
+    async def _check_index(self) -> None:
+        """Other engines refuse to look for a conflict that can't be; MySQL would write one row after the other."""
+        effect = self._effect
+        if effect.has_index:
+            return
+        place = [*[None] * (2 - len(effect.table)), *effect.table]
+        effect.has_index = bool((await self._line.ours("unique_index", [*place, effect.column])).rows)
+        if not effect.has_index:
+            raise UsageError(
+                f"The column {effect.column!r} of {'.'.join(effect.table)} has no unique index of its own, so it would"
+                " hold nothing back. Make it in a migration: UniqueEffect.schema('mysql')."
+            )
 
     def _checked(self, row: object, key: object) -> dict[str, Any]:
         column = self._effect.column

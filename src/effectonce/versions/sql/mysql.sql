@@ -10,6 +10,11 @@ INSERT IGNORE INTO effectonce_positions (consumer, entity, version) VALUES ($1, 
 -- name: park
 INSERT IGNORE INTO effectonce_parked (consumer, entity, version, event) VALUES ($1, $2, $3, $4)
 
+-- name: unique_index
+SELECT index_name FROM information_schema.statistics
+WHERE table_schema = COALESCE($1, DATABASE()) AND table_name = $2
+GROUP BY index_name HAVING MAX(non_unique) = 0 AND COUNT(*) = 1 AND MAX(column_name) = $3
+
 -- name: create_updates
 CREATE TABLE IF NOT EXISTS effectonce_updates (
     name CHAR(64) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY,
