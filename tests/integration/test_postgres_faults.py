@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.disks import small_disk
 from tests.integration.postgres_helpers import Place, Session, claim_of, ending_of, granted, place_on
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
@@ -443,27 +444,8 @@ def test_a_server_without_room_for_another_connection(start_server: Callable[...
         assert run(store.claim(claim_of("k"))).verdict is Verdict.CLAIMED
 
 
-@contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A disk that is soon full, where root may make one."""
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("only root can make a small disk")
-    options = f"size={megabytes}m,mode=777"
-    done = subprocess.run([mount, "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip("this system lets nobody mount a small disk")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk(start_server: Callable[..., Server], tmp_path: Path) -> None:
     """New claims are refused; what was answered stays, and when there is room again the store goes on."""
-    for parent in [tmp_path, *tmp_path.parents][:3]:
-        parent.chmod(0o755)
     with small_disk(tmp_path / "disk", 6) as disk:
         server = start_server("postgres")
         with place_on(server.url) as place, place.session() as session:
