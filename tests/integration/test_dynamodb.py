@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,66 @@ class TestRequests:
         assert gateway.counted() == {"PutItem": 1}
         assert claim(watched, "first").verdict is Verdict.BUSY
         assert gateway.counted() == {"PutItem": 1}
+
+    @pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+    def test_who_waits_only_looks(self, gateway: Gateway, watched: DynamoDBStore, colour: str) -> None:
+        """A claim that is waited for is looked at by reads of the cheap sort; asking for it would be a write."""
+        held = hold(watched, "k")
+        gateway.counted()
+        reads: list[bool] = []
+
+        def note(operation: str, request: dict[str, Any]) -> None:
+            reads.append(request["ConsistentRead"])
+
+        gateway.judge = note
+        with ThreadPoolExecutor(1) as waiter:
+            if colour == "blocking":
+                waiting = waiter.submit(lambda: run(watched.watch(held, LONG)))
+            else:
+                waiting = waiter.submit(lambda: asyncio.run(watched.for_asyncio().watch(held, LONG)))
+            wait_until(lambda: len(reads) >= 5)
+            assert not waiting.done()
+            gateway.allow()
+            assert set(gateway.counted()) == {"GetItem"}
+            assert set(reads) == {False}
+            with opened(gateway.endpoint, watched._table.name) as other:
+                assert complete(other, held) is Ending.DONE
+            assert waiting.result(20) is True
+
+    def test_looks_grow_rare(self, watched: DynamoDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each pause is an eighth of the wait so far: who has waited long is told a little later, for far less."""
+        now, pauses = [0.0], list[float]()
+
+        async def rest(seconds: float) -> None:
+            pauses.append(seconds)
+            now[0] += seconds
+
+        held = hold(watched, "k")
+        monkeypatch.setattr(watched, "rest", rest)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        assert run(watched.watch(held, 30.0)) is True
+        assert sum(pauses) == pytest.approx(30.0)
+        assert pauses[:-1] == sorted(pauses[:-1])
+        assert (pauses[0], max(pauses)) == (0.005, 0.5)
+        assert len(pauses) < 120
+
+    def test_a_hundred_who_wait_share_their_looks(self, gateway: Gateway, watched: DynamoDBStore) -> None:
+        """On an event loop those who wait for several claims look together; those who wait for one share its look."""
+        held = run(watched.claim_many([claim_of(f"key {number}") for number in range(20)]))
+        gateway.counted()
+
+        async def wait() -> None:
+            store = watched.for_asyncio()
+            records = [decision.record for decision in held if decision.record is not None]
+            watches = [asyncio.ensure_future(store.watch(record, LONG)) for record in records * 5]
+            await asyncio.to_thread(wait_until, lambda: "BatchGetItem" in gateway.seen)
+            await store.complete_many([ending_of(record) for record in records])
+            assert await asyncio.gather(*watches) == [True] * 100
+
+        asyncio.run(wait())
+        counted = gateway.counted()
+        assert counted["BatchGetItem"] > 0
+        assert "PutItem" not in counted
 
     def test_other_verbs_are_one_request(self, gateway: Gateway, watched: DynamoDBStore) -> None:
         """Renewing and completing again find out in one request; releasing and reading are one too."""

@@ -4,8 +4,8 @@ What is usual or empty in a record is missing in its item: every attribute is pa
 
     k  key, or a name made from it when it is too long; then K is the key
     s  state        f  fence      a  attempts, if not 1     p  fingerprint
-    o  owner        l  its lease in seconds                 u  the lease's end, by its owner's clock
-    v  version: another one with each claim and renewal, as long as somebody holds the record
+    o  owner, as long as somebody holds the record; and as long
+    l  its lease in seconds, the lease's end by its owner's clock, and a version, which each claim and renewal changes
     t  when it may be forgotten, and DynamoDB delete it; or, of what may not be forgotten, e  what would be t
     m  1 if claimed at most once
     r  result; or of a large one  n  the number of its parts, and  d  their name
@@ -25,7 +25,7 @@ from ..errors import StoreMismatch
 from ._dynamodb_table import EXPIRY, KEY, Item
 
 STATES = {str(int(state)): state for state in State}
-ATTRIBUTES = ("K", "a", "d", "e", "f", "l", "m", "n", "o", "p", "r", "s", EXPIRY, "u", "v")
+ATTRIBUTES = ("K", "a", "d", "e", "f", "l", "m", "n", "o", "p", "r", "s", EXPIRY)
 """All but the key."""
 LONGEST_KEY = 1024
 """Bytes of a key that is its item's key itself. DynamoDB's limit is 2048."""
@@ -38,9 +38,9 @@ Version = tuple[int, int]
 
 
 class Kept(Record):
-    """A record as it was read: which version it was, and when."""
+    """A record as it was read: which version of a held one it was (the attribute ``l``), and when."""
 
-    version: int
+    held: str
     seen_at: float
 
 
@@ -63,7 +63,13 @@ def item_of(record: Record, lease: float, version: int, times: Item, result: Ite
 
 def held_until(lease_until: float, lease: float, version: int) -> Item:
     """What changes of an item when its lease is renewed."""
-    return {"l": number(lease), "u": number(lease_until), "v": number(version)}
+    return {"l": {"S": f"{float(lease)!r} {float(lease_until)!r} {version}"}}
+
+
+def lease_of(item: Item) -> tuple[float, float, int]:
+    """The lease in seconds, its end by its owner's clock, and the version."""
+    lease, until, version = item["l"]["S"].split(" ")
+    return float(lease), float(until), int(version)
 
 
 def times_of(record: Record, now: float, skew: float) -> Item:
@@ -83,12 +89,14 @@ def record_of(
     try:
         state, fence = STATES[item["s"]["N"]], int(item["f"]["N"])
         key = key_of(item)
-        owner, lease_until, version = NOBODY, 0.0, 0
+        owner, lease_until, held = NOBODY, 0.0, ""
         expires_at = seconds(item[EXPIRY] if EXPIRY in item else item["e"])
         if "o" in item:
-            owner, version = item["o"]["B"], int(item["v"]["N"])
+            owner = item["o"]["B"]
             expires_at -= A_DAY if EXPIRY in item else 0
-            lease_until = lease_ends(key, (fence, version), seconds(item["l"]), seconds(item["u"]), now)
+            lease, until, version = lease_of(item)
+            lease_until = lease_ends(key, (fence, version), lease, until, now)
+            held = item["l"]["S"]
         fingerprint = item["p"]["B"] if "p" in item else b""
         attempts = int(item["a"]["N"]) if "a" in item else 1
         result = item["r"]["B"] if "r" in item else None
@@ -96,14 +104,26 @@ def record_of(
         raise not_ours(item) from error
     fields = (key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, "m" in item)
     record: Kept = make(Kept, fields)
-    record.version, record.seen_at = version, now
+    record.held, record.seen_at = held, now
     return record
+
+
+class Glance(NamedTuple):
+    """A step of this store alone: whether a claim has ended, as far as a read tells that costs half and may be late."""
+
+    key: str
+    fence: int
+
+
+def has_ended(item: Item, fence: int) -> bool:
+    """Whether an item is not, or no longer, this claim's."""
+    return "o" not in item or item.get("f") != number(fence)
 
 
 def with_result(record: Kept, result: bytes) -> Kept:
     """The record with a result that was not in its item."""
     whole = record._replace(result=result)
-    whole.version, whole.seen_at = record.version, record.seen_at
+    whole.held, whole.seen_at = record.held, record.seen_at
     return whole
 
 

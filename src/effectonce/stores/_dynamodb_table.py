@@ -126,9 +126,9 @@ class Table:
 
     # One at a time
 
-    def read(self, key: str) -> Item:
-        """The item as it is now; empty when there is none."""
-        item: Item = self._ask("get_item", Key={KEY: {"S": key}}, ConsistentRead=True).get("Item", {})
+    def read(self, key: str, *, as_now: bool = True) -> Item:
+        """The item as it is now, or for half the price as it may have been just before; empty when there is none."""
+        item: Item = self._ask("get_item", Key={KEY: {"S": key}}, ConsistentRead=as_now).get("Item", {})
         return item
 
     def write(self, write: Write) -> Item | None:
@@ -206,16 +206,16 @@ class Table:
             outcomes[index] = item if item or isinstance(write, Change) else self._alone(write)
         return outcomes
 
-    def read_many(self, keys: Sequence[str]) -> dict[str, Item]:
-        """Items as they are now, by key; those that are not there are left out."""
+    def read_many(self, keys: Sequence[str], *, as_now: bool = True) -> dict[str, Item]:
+        """Items by key; those that are not there are left out."""
         found: dict[str, Item] = {}
         for first in range(0, len(keys), MOST_READS):
             asked = [{KEY: {"S": key}} for key in dict.fromkeys(keys[first : first + MOST_READS])]
-            request = {self.name: {"Keys": asked, "ConsistentRead": True}}
+            request = {self.name: {"Keys": asked, "ConsistentRead": as_now}}
             reply = self._call(self._client or self._open(), "batch_get_item", RequestItems=request)
             left = reply.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", [])
             items: list[Item] = reply["Responses"].get(self.name, [])
-            items += [item for key in left if (item := self.read(key[KEY]["S"]))]
+            items += [item for key in left if (item := self.read(key[KEY]["S"], as_now=as_now))]
             found.update((item[KEY]["S"], item) for item in items)
         return found
 
@@ -287,6 +287,8 @@ class Table:
             retries={"mode": "legacy", "total_max_attempts": 2},
             max_pool_connections=CONNECTIONS,
             parameter_validation=False,
+            # One that is not put together again for every request, which takes a tenth of its time.
+            user_agent=f"effectonce Boto3/{self._boto3.__version__}",
         )
         try:
             session = self._session(region_name=self._region)

@@ -14,6 +14,7 @@ be forgotten (a doubt, a claim at most once) has no ``t``.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import math
 import re
@@ -33,13 +34,14 @@ from .._records import NOBODY, Record, State
 from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from . import _dynamodb_items as items
 from ._crew import Crew, awaited
-from ._dynamodb_items import Kept, Watches, item_key, number
+from ._dynamodb_items import Glance, Kept, Watches, item_key, number
 from ._dynamodb_table import EXPIRY, KEY, MOST_WRITES, Change, Item, Outcome, Put, Table, Write
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, SteppingStore, Swap
 from ._urls import shown
 from .base import Features, Store, StoreStats
 
 T = TypeVar("T")
+Asked = Step | Glance
 
 LARGEST_PART = 380_000
 """Bytes of a result, or of a part of one, in one item. DynamoDB's limit is 400 KiB, names and all."""
@@ -50,6 +52,8 @@ THREADS = 4
 LONERS = 2
 """Threads that go alone at once, each with its own step; who comes when so many are on their way joins the crowd."""
 STATS_PAGES = 8
+FIRST_PAUSE, LAST_PAUSE, PATIENCE = 0.005, 0.5, 8
+"""Seconds between two looks at a claim that is waited for: an eighth of the wait so far, within these."""
 
 
 class _Verbs(SteppingStore):
@@ -58,9 +62,26 @@ class _Verbs(SteppingStore):
     features = Features()
     store: DynamoDBStore
 
+    async def send(self, steps: Sequence[Asked]) -> list[Any]:
+        raise NotImplementedError
+
     async def errand(self, job: Callable[[], T]) -> T:
         """Have something done that is no step."""
         raise NotImplementedError
+
+    async def rest(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        raise NotImplementedError
+
+    async def watch(self, record: Record, seconds: float) -> bool:
+        """Look now and then whether a claim has ended. A look costs a tenth of asking for the key, which is a write."""
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < seconds:
+            await self.rest(min(max(waited / PATIENCE, FIRST_PAUSE), LAST_PAUSE, seconds - waited))
+            (ended,) = await self.send((Glance(record.key, record.fence),))
+            if ended:
+                break
+        return True
 
     async def purge(self, limit: int = 256) -> int:
         """Look at ``limit`` items and delete the expired ones. DynamoDB does so by itself where ``t`` is its TTL."""
@@ -143,7 +164,7 @@ class DynamoDBStore(_Verbs):
         """Make the table if it is not there, and have DynamoDB delete what has expired."""
         self._table.make()
 
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
+    async def send(self, steps: Sequence[Asked]) -> list[Any]:
         """Do steps on the caller's own thread; on others' with what they have to do, if there is much to do."""
         if len(steps) == 1 and self._lanes.acquire(blocking=False):
             try:
@@ -161,6 +182,10 @@ class DynamoDBStore(_Verbs):
     async def errand(self, job: Callable[[], T]) -> T:
         """Do something on the caller's own thread."""
         return job()
+
+    async def rest(self, seconds: float) -> None:
+        """Let the caller's own thread sleep."""
+        time.sleep(seconds)  # noqa: ASYNC251 — there is no loop here to block
 
     def for_asyncio(self) -> Store:
         """The same verbs, done on threads."""
@@ -198,38 +223,45 @@ class DynamoDBStore(_Verbs):
 
     # Steps
 
-    def perform(self, steps: Sequence[Step]) -> list[Any]:
+    def perform(self, steps: Sequence[Asked]) -> list[Any]:
         """Do up to 25 steps in as few requests as can be: a reply or an error for each."""
         first = {step.key: step for step in reversed(steps) if _is_small(step)}  # of each key
         replies = self._together([*first.values()]) if len(first) > 1 else {}
-        met: dict[str, Found] = {}
+        met: dict[tuple[type, Any], Any] = {}
         for step in steps:
-            adds = type(step) is Add
-            if id(step) not in replies:  # what one claim has met, its twins would meet as well
-                replies[id(step)] = met[step.key] if adds and step.key in met else _caught(self._do, step)
-            if adds and type(replies[id(step)]) is Found:
-                met[step.key] = replies[id(step)]
+            twins: tuple[type, Any] = (Glance, step) if isinstance(step, Glance) else (type(step), step.key)
+            if id(step) not in replies:
+                replies[id(step)] = met[twins] if twins in met else _caught(self._do, step)
+            if isinstance(step, Glance) or (type(step) is Add and type(replies[id(step)]) is Found):
+                met[twins] = replies[id(step)]  # what one has met, its twins would meet as well
         return [replies[id(step)] for step in steps]
 
-    def _together(self, steps: list[Step]) -> dict[int, Any]:
+    def _together(self, steps: list[Asked]) -> dict[int, Any]:
         now = self.clock()
         reads = [step for step in steps if type(step) is Read]
-        writes = [(step, self._write_of(step, now)) for step in steps if type(step) is not Read]
+        glances = [step for step in steps if isinstance(step, Glance)]
+        writes = [(step, self._write_of(step, now)) for step in steps if not isinstance(step, Read | Glance)]
         try:
-            found = self._table.read_many([item_key(step.key) for step in reads]) if reads else {}
+            found = self._table.read_many([item_key(step.key) for step in reads])
+            seen = self._table.read_many([item_key(step.key) for step in glances], as_now=False)
             outcomes = self._table.write_many([write for _, write in writes]) if writes else []
         except StoreError as error:
             return {id(step): error for step in steps}
         replies = {
             id(step): _caught(self._found, step.key, found.get(item_key(step.key), {})) for step in reads
         }
+        replies |= {
+            id(step): items.has_ended(seen.get(item_key(step.key), {}), step.fence) for step in glances
+        }
         for (step, write), outcome in zip(writes, outcomes, strict=True):
             replies[id(step)] = _caught(self._reply, step, write, outcome, now)
         return replies
 
-    def _do(self, step: Step) -> Any:
-        if type(step) is Read:
+    def _do(self, step: Asked) -> Any:
+        if isinstance(step, Read):
             return self._found(step.key, self._table.read(item_key(step.key)))
+        if isinstance(step, Glance):
+            return items.has_ended(self._table.read(item_key(step.key), as_now=False), step.fence)
         now = self.clock()
         write = self._write_of(step, now)
         return self._reply(step, write, self._table.write(write), now)
@@ -246,7 +278,7 @@ class DynamoDBStore(_Verbs):
                 ended = Record(key, state, NOBODY, fence, b"", 0.0, 1, result, now + keep, False)
                 times = items.times_of(ended, now, self._skew)
                 values = {"s": number(state)} | times | self._result_of(ended, times)
-                removed = tuple(name for name in ("o", "l", "u", "v", EXPIRY, "e") if name not in values)
+                removed = tuple(name for name in ("o", "l", EXPIRY, "e") if name not in values)
                 return Change(item_key(key), values, removed, _held_by(owner, fence))
             case Hold((key, owner, fence, lease, keep)):
                 until = now + lease
@@ -273,9 +305,8 @@ class DynamoDBStore(_Verbs):
         values: Any = write.item if isinstance(write, Put) else {**write.where, **write.values}
         fence = int(values["f"]["N"])
         if "l" in values:
-            version = fence, int(values["v"]["N"])
-            lease, until = items.seconds(values["l"]), items.seconds(values["u"])
-            self._watches.begin(step.key, version, lease, until)
+            lease, until, version = items.lease_of(values)
+            self._watches.begin(step.key, (fence, version), lease, until)
         else:
             self._watches.end(step.key)
         if type(step) is Add:
@@ -391,11 +422,14 @@ class _OnThreads(_Verbs):
     def __init__(self, store: DynamoDBStore) -> None:
         self.store = store
 
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
+    async def send(self, steps: Sequence[Asked]) -> list[Any]:
         return await awaited(self.store.crew().submit(steps)) if steps else []
 
     async def errand(self, job: Callable[[], T]) -> T:
         return await awaited(self.store.crew().run(job))
+
+    async def rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     def close(self) -> None:
         self.store.close()
@@ -417,16 +451,17 @@ def _check(table: str, endpoint: str | None, timeout: float, skew: float) -> Non
 
 
 def _held_by(owner: bytes, fence: int) -> Item:
-    return {"s": number(State.PENDING), "o": {"B": owner}, "f": number(fence)}
+    """Only what is PENDING has an owner."""
+    return {"o": {"B": owner}, "f": number(fence)}
 
 
 def _same_as(record: Kept) -> Item:
     """A fence is in each state once, but held it may be renewed."""
     same = {"s": number(record.state), "f": number(record.fence)}
-    return same | {"v": number(record.version)} if record.owner else same
+    return same | {"l": {"S": record.held}} if record.owner else same
 
 
-def _is_small(step: Step) -> bool:
+def _is_small(step: Asked) -> bool:
     match step:
         case End(completion):
             return len(completion.result or b"") <= LARGEST_SHARED
