@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import EffectOnceError
-from . import migrate
+from . import migrate, relay
 from .demo import command as demo
 
-GROUPS = (demo, migrate)
+GROUPS = (demo, migrate, relay)
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 

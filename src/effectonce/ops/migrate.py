@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from contextlib import closing
 from typing import Any
 
 from .._blocking import run
@@ -26,10 +27,19 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("url", metavar="URL", help="such as postgresql://user:password@host/database")
     parser.add_argument("--print", action="store_true", help="print the statements instead of executing them")
+    parser.add_argument("--outbox", action="store_true", help="make the table of an outbox instead")
+    parser.add_argument(
+        "--table",
+        default="effectonce_outbox",
+        metavar="NAME",
+        help="the outbox's name (default: %(default)s); a store's stands in its URL",
+    )
     parser.set_defaults(run=_migrate)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
+    if arguments.outbox:
+        return _migrate_outbox(arguments)
     with open_store(arguments.url) as store:
         if arguments.print:
             print(_named(store, "ddl", arguments.url)(), end="")
@@ -37,6 +47,18 @@ def _migrate(arguments: argparse.Namespace) -> int:
         made = _named(store, "migrate", arguments.url)()
         if inspect.iscoroutine(made):
             made = run(made)
+        print(f"{shown(arguments.url)} {'has just been made ready' if made else 'is ready'}.")
+        return 0
+
+
+def _migrate_outbox(arguments: argparse.Namespace) -> int:
+    from ..outbox._database import open_database
+
+    with closing(open_database(arguments.url, arguments.table)) as database:
+        if arguments.print:
+            print(database.ddl(), end="")
+            return 0
+        made = database.migrate()
         print(f"{shown(arguments.url)} {'has just been made ready' if made else 'is ready'}.")
         return 0
 
