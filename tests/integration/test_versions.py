@@ -105,6 +105,18 @@ def test_equal_values_do_not_make_it_the_same_update(place: Place) -> None:
     assert row(place) == (0, 5)
 
 
+def test_an_update_that_failed_is_not_remembered(place: Place) -> None:
+    """Not even if its user commits after the error, which all but PostgreSQL allow."""
+    with place.open() as connection:
+        table = connection.on(ACCOUNTS)
+        with pytest.raises(Exception, match="nowhere"):
+            table.update("acc-1", expected=3, set={"nowhere": 5}, by="withdraw-1")
+        connection.commit()
+        assert table.update("acc-1", expected=3, set={"balance": 5}, by="withdraw-1") == Change(4)
+        connection.commit()
+    assert row(place) == (5, 4)
+
+
 def test_an_id_may_be_several_columns(place: Place) -> None:
     """As in a table that tenants share."""
     guard = VersionGuard("members", id=("tenant", "number"))

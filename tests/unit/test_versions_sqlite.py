@@ -290,6 +290,12 @@ def test_a_stale_update_is_not_remembered(connection: sqlite3.Connection) -> Non
     assert table.update("acc-1", expected=3, set={"balance": 5}, by="withdraw-1") == Change(4)
 
 
+def test_an_id_may_be_a_tuple_of_one(connection: sqlite3.Connection) -> None:
+    """As a caller writes it who makes guards for many tables."""
+    guard = VersionGuard("accounts", id=("id",))
+    assert guard.on(connection).update(("acc-1",), expected=3, set={"balance": 5}) == Change(4)
+
+
 def test_a_name_is_a_rows_own(connection: sqlite3.Connection) -> None:
     """One request may change several rows and tables."""
     connection.execute("INSERT INTO accounts VALUES ('acc-2', 10, 3, '')")
@@ -320,6 +326,7 @@ def test_a_wrong_row_says_what_is_wrong(connection: sqlite3.Connection) -> None:
     effect: Any = UniqueEffect("payments").on(connection)
     for row, key, says in [
         ({"effect_key": "x"}, "k", "key="),
+        ({"Effect_Key": "x"}, "k", "key="),
         ([], "k", "not a row"),
         ({"a;b": 1}, "k", "not a name"),
         ({}, None, "can't be a name"),

@@ -12,6 +12,7 @@ withdrawals of the same amount from the same balance look alike and are two.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .. import keys
@@ -40,6 +41,7 @@ class VersionGuard:
 
     def __init__(self, table: str, *, id: str | tuple[str, ...] = "id", version: str = "version") -> None:
         self.table = check_table(table)
+        self._several = isinstance(id, tuple | list)
         self.id = tuple(
             check_name("id", column) for column in (id if isinstance(id, tuple | list) else (id,))
         )
@@ -68,7 +70,7 @@ class VersionGuard:
 
     def check_id(self, id: object) -> tuple[Any, ...]:
         """The values of the id's columns."""
-        values = (id,) if len(self.id) == 1 else id
+        values = id if self._several else (id,)
         if not isinstance(values, tuple | list) or len(values) != len(self.id) or None in values:
             raise UsageError(f"id={shown(id)} names no row. Give a value for each of {', '.join(self.id)}.")
         return tuple(values)
@@ -110,13 +112,21 @@ class GuardedTable:
         if name is not None and not (await self._line.ours("remember", [name, expected + 1])).changed:
             ((made,),) = (await self._line.ours("made", [name], latest=True)).rows
             return Change(int(made), replayed=True)
+        try:
+            return await self._made(id, ids, expected, values)
+        except Exception:
+            # It may be committed all the same, after a constraint that failed for example; and then was not made.
+            with suppress(Exception):  # PostgreSQL hears nothing more, and will not commit
+                if name is not None:
+                    await self._line.ours("forget", [name])
+            raise
+
+    async def _made(self, id: Any, ids: tuple[Any, ...], expected: int, values: Mapping[str, Any]) -> Change:
         for _ in range(ROUNDS):
             if await self._written(ids, expected, values):
                 return Change(expected + 1)
             actual = await self._version(ids)
             if not may_write(actual, expected):
-                if name is not None:
-                    await self._line.ours("forget", [name])
                 raise self._stale(id, expected, actual)
             # It is where it should be, now. Somebody brought it there between the two statements: once more.
         raise UsageError(

@@ -153,6 +153,6 @@ class EffectTable:
         if not isinstance(row, Mapping):
             raise UsageError(f"row={shown(row)} is not a row. Give a mapping from columns to values.")
         values = {check_name("row", name): value for name, value in row.items()}
-        if column in values:
+        if column.lower() in map(str.lower, values):
             raise UsageError(f"The row names {column!r} itself. Give the key as key=….")
         return {**values, column: check_text("key", key)}
