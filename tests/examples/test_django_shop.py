@@ -20,10 +20,16 @@ from effectonce.testing.clocks import wait_until
 MIGRATE = "python manage.py migrate --run-syncdb"
 WSGI = "python manage.py runserver --noreload 8000"
 ASGI = "uvicorn shop.asgi:application --port 8000"
-MORTAL = """
-import os, signal
+HASTY = """
 from effectonce import Policy
 from shop.settings import *
+
+EFFECTONCE = {**EFFECTONCE, "policy": Policy.payments(lease="1s")}
+"""
+"""Settings with a short lease, so that nobody waits long for the keys of a killed process."""
+MORTAL = """
+import os, signal
+from hasty import *
 
 def die_after(get_response):
     def respond(request):
@@ -34,9 +40,8 @@ def die_after(get_response):
     return respond
 
 MIDDLEWARE = [*MIDDLEWARE, "mortal.die_after"]
-EFFECTONCE = {**EFFECTONCE, "policy": Policy.payments(lease="1s")}
 """
-"""Settings of a process that dies after the view, before its answer is recorded, and whose lease is soon over."""
+"""Settings of a process that dies after the view, before its answer is recorded."""
 
 Servers = dict[str, ExampleServer]
 
@@ -44,6 +49,7 @@ Servers = dict[str, ExampleServer]
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
     made = Example("django_shop", tmp_path_factory.mktemp("shop"))
+    (made.folder / "hasty.py").write_text(HASTY)
     (made.folder / "mortal.py").write_text(MORTAL)
     made.run(MIGRATE)
     ask(made, "INSERT INTO shop_item (name, price, stock) VALUES ('chair', 50, 100), ('relic', 900, 1)")
@@ -110,7 +116,10 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
 
 def test_a_server_killed_in_the_middle_of_the_storm(example: Example, servers: Servers) -> None:
     """Two servers of both colours, one of them killed: whoever clicks on sees one order all the same."""
-    with example.serve(WSGI) as mortal, ThreadPoolExecutor(1) as pool:
+    with (
+        example.serve(WSGI, {"DJANGO_SETTINGS_MODULE": "hasty"}) as mortal,
+        ThreadPoolExecutor(1) as pool,
+    ):
         storm = f"python manage.py storm {mortal.url} {servers['asgi'].url}"
         running = pool.submit(example.run, storm)
         wait_until(lambda: running.done() or count(example) >= 6)
