@@ -1,0 +1,200 @@
+"""Victims in the middle of their transactions: transfers of money in atomic mode, killed where an order says.
+
+A process that has imported everything and opened nothing forks one victim per order. Two ways to die, both by SIGKILL:
+
+statement  before the n-th boundary of statements, those of effectonce, of the handler and COMMIT alike: before each is
+           sent, and after it is answered
+time       after n microseconds, wherever that is
+
+Reads one JSON order a line from stdin, answers each with one line. Run by ``test_atomic``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import psycopg
+import pymysql
+from tests.integration.transaction_drivers import Place
+
+from effectonce import Message, Policy, Receiver
+
+AMOUNT = 7
+START = 1000
+
+
+class Declined(Exception):
+    """An error that is a result: there is no money."""
+
+
+class Ticks:
+    """Counts boundaries, and dies at one of them."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.counted = at, count(1)
+
+    def __call__(self, *_: object) -> None:
+        if next(self.counted) == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def connect(place: Place, tick: Callable[..., None] | None = None) -> Any:
+    """A connection whose statements are counted, if somebody counts."""
+    if place.dialect == "sqlite":
+        connection: Any = sqlite3.connect(place.path, timeout=30, check_same_thread=False)
+        if tick:
+            connection.set_trace_callback(tick)
+            connection.execute("PRAGMA cache_size")
+    elif place.dialect == "postgresql":
+        connection = psycopg.connect(place.url)
+        if tick:
+            connection.wait = _around(connection.wait, tick)
+    else:
+        connection = pymysql.connect(**place.mysql())
+        if tick:
+            connection.query = _around(connection.query, tick)
+            connection._send_autocommit_mode = _around(connection._send_autocommit_mode, tick)
+            connection.commit = _around(connection.commit, tick)
+    return connection
+
+
+def _around(function: Callable[..., Any], tick: Callable[..., None]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        tick()
+        result = function(*args, **kwargs)
+        tick()
+        return result
+
+    return wrapped
+
+
+class Bank:
+    """Accounts and transfers over one connection, and a receiver for what is asked of them."""
+
+    connection: Any
+
+    def __init__(self, place: Place, fault: str = "") -> None:
+        self.place, self.fault = place, fault
+        self.receiver = Receiver(place.store_url, policy=Policy(remember=(Declined,), lease="1h"))
+
+    def execute(self, sql: str) -> Any:
+        cursor = self.connection.cursor()
+        cursor.execute(sql)
+        return cursor
+
+    def transfer(self, message: Message) -> dict[str, Any]:
+        """Move money from one account of a pair to the other."""
+        pair = message.id.split("-")[0]
+        self.execute(f"INSERT INTO transfers_{self.place.name} VALUES ('{message.id}')")
+        accounts = f"accounts_{self.place.name}"
+        self.execute(f"UPDATE {accounts} SET balance = balance - {AMOUNT} WHERE id = '{pair}-from'")
+        self.execute(f"UPDATE {accounts} SET balance = balance + {AMOUNT} WHERE id = '{pair}-to'")
+        if "declined" in message.id:
+            raise Declined(message.id)
+        return {"transferred": message.id}
+
+    def process(self, id: str) -> str:
+        """One transfer in a transaction; what its caller is told."""
+        handler = self.transfer
+        if self.fault == "the effect first" and "declined" not in id:
+            done = self.transfer(Message(id=id))
+            self.connection.commit()
+            handler = lambda message: done  # noqa: E731
+        try:
+            outcome = self.receiver.on(self.connection).process(Message(id=id), handler)
+        except Declined:
+            answer = "declined"
+        else:
+            answer = str(outcome.value["transferred"])
+        self.connection.commit()
+        return answer
+
+    def process_all(self, ids: list[str]) -> list[str]:
+        """Several in one transaction."""
+        outcomes = self.receiver.on(self.connection).process_batch(
+            [Message(id=id) for id in ids], self.transfer
+        )
+        self.connection.commit()
+        return [
+            "declined" if outcome.error else outcome.value["transferred"]  # type: ignore[index]
+            for outcome in outcomes
+        ]
+
+
+def prepare(place: Place) -> None:
+    """The tables."""
+    place.prepare()
+    place.ask(
+        f"CREATE TABLE accounts_{place.name} (id VARCHAR(40) PRIMARY KEY, balance INTEGER NOT NULL)",
+        f"CREATE TABLE transfers_{place.name} (id VARCHAR(40) NOT NULL)",
+    )
+
+
+def open_accounts(place: Place, pair: str) -> None:
+    """Two accounts for one victim."""
+    rows = f"('{pair}-from', {START}), ('{pair}-to', {START})"
+    place.ask(f"INSERT INTO accounts_{place.name} VALUES {rows}")
+
+
+SINGLE, DECLINED, BATCH = "{}-single", "{}-declined", ("{}-b1", "{}-declined2", "{}-b2")
+
+
+def ids_of(pair: str) -> list[str]:
+    """All transfers of one victim."""
+    return [each.format(pair) for each in (SINGLE, DECLINED, *BATCH)]
+
+
+def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
+    """A transfer, its repeat, one that is declined, and a batch; every answer is noted when it is given."""
+    bank = Bank(Place(*order["place"]), order["fault"])
+    bank.connection = connect(bank.place, tick)
+    pair, journal = order["pair"], os.open(order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(id: str, answer: str) -> None:
+        os.write(journal, f"{id} {answer}\n".encode())
+
+    for id in (SINGLE, SINGLE, DECLINED):
+        note(id.format(pair), bank.process(id.format(pair)))
+    batch = [id.format(pair) for id in BATCH]
+    for id, answer in zip(batch, bank.process_all(batch), strict=True):
+        note(id, answer)
+
+
+def main() -> None:
+    """Carry out orders until there are none."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        heard, told = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            ticks = Ticks(order["at"] if order["by"] == "statement" else None)
+            try:
+                live(order, ticks)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os.write(told, str(next(ticks.counted) - 1).encode())
+            os._exit(0)
+        os.close(told)
+        if order["by"] == "time":
+            time.sleep(order["at"] / 1e6)
+            os.kill(pid, signal.SIGKILL)
+        with os.fdopen(heard) as pipe:
+            reached = int(pipe.read() or 0)
+        status = os.waitpid(pid, 0)[1]
+        answer = {
+            "killed": os.WIFSIGNALED(status),
+            "count": reached,
+            "failed": os.WIFEXITED(status) and status != 0,
+        }
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
