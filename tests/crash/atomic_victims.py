@@ -102,8 +102,8 @@ class Bank:
             raise Declined(message.id)
         return {"transferred": message.id}
 
-    def process(self, id: str) -> str:
-        """One transfer in a transaction; what its caller is told."""
+    def answer(self, id: str) -> str:
+        """What a caller is told of one transfer."""
         handler = self.transfer
         if self.fault == "the effect first" and "declined" not in id:
             done = self.transfer(Message(id=id))
@@ -112,9 +112,12 @@ class Bank:
         try:
             outcome = self.receiver.on(self.connection).process(Message(id=id), handler)
         except Declined:
-            answer = "declined"
-        else:
-            answer = str(outcome.value["transferred"])
+            return "declined"
+        return str(outcome.value["transferred"])
+
+    def process(self, id: str) -> str:
+        """One transfer in a transaction of its own."""
+        answer = self.answer(id)
         self.connection.commit()
         return answer
 
@@ -139,9 +142,9 @@ def prepare(place: Place) -> None:
     )
 
 
-def open_accounts(place: Place, pair: str) -> None:
-    """Two accounts for one victim."""
-    rows = f"('{pair}-from', {START}), ('{pair}-to', {START})"
+def open_accounts(place: Place, pairs: list[str]) -> None:
+    """Two accounts for every victim."""
+    rows = ", ".join(f"('{pair}-from', {START}), ('{pair}-to', {START})" for pair in pairs)
     place.ask(f"INSERT INTO accounts_{place.name} VALUES {rows}")
 
 

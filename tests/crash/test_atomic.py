@@ -38,7 +38,8 @@ class Executioner:
     def __init__(self, place: Place, folder: Path) -> None:
         self.place, self.folder = place, folder
         self.bank = Bank(place)
-        self.pairs = count(1)
+        self.pairs: list[str] = []
+        self.numbers = count(1)
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from tests.crash.atomic_victims import main; main()"],
@@ -52,8 +53,10 @@ class Executioner:
 
     def execute(self, by: str, at: int | None, fault: str = "") -> dict[str, Any]:
         """Have one victim killed, and examine."""
-        pair = f"p{next(self.pairs)}"
-        open_accounts(self.place, pair)
+        if not self.pairs:
+            self.pairs = [f"p{next(self.numbers)}" for _ in range(100)]
+            open_accounts(self.place, self.pairs)
+        pair = self.pairs.pop()
         journal = self.folder / pair
         place = (self.place.dialect, self.place.url, self.place.name)
         order = {"by": by, "at": at, "pair": pair, "journal": str(journal), "place": place, "fault": fault}
@@ -77,7 +80,7 @@ class Executioner:
         with closing(connect(self.place)) as bank.connection:
             for id in ids:
                 self.look(bank, id, answered.get(id))
-            for answers in ([bank.process(id) for id in ids], bank.process_all(ids)):
+            for answers in (bank.process_all(ids), [bank.answer(id) for id in ids]):
                 for id, answer in zip(ids, answers, strict=True):
                     assert answer == ("declined" if "declined" in id else id)
                     assert answer == answered.get(id, answer), "a repeat got another answer"
