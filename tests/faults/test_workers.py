@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
@@ -31,9 +31,18 @@ SKEWS = ["-3600", "3600"]
 class Worker:
     """A worker process and what it has printed."""
 
-    def __init__(self, url: str, directory: Path, seed: object, ids: list[str], skew: str = "0") -> None:
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        seed: object,
+        ids: list[str],
+        skew: str = "0",
+        within: Sequence[str] = (),
+    ) -> None:
         self._output = directory / f"worker-{uuid4().hex}"
         command = [
+            *within,
             sys.executable,
             "-m",
             "tests.faults.worker",
@@ -89,8 +98,11 @@ class Workers:
         self.url, self.directory, self._stack = url, directory, stack
         self.all: list[Worker] = []
 
-    def start(self, seed: object, ids: list[str], skew: str = "0") -> Worker:
-        worker = Worker(self.url, self.directory, seed, ids, skew)
+    def start(
+        self, seed: object, ids: list[str], skew: str = "0", url: str = "", within: Sequence[str] = ()
+    ) -> Worker:
+        """Start one, on this machine or ``within`` what a command makes of it, where the store may have another URL."""
+        worker = Worker(url or self.url, self.directory, seed, ids, skew, within)
         self._stack.callback(worker.kill)
         self.all.append(worker)
         return worker
