@@ -194,6 +194,97 @@ def test_a_failing_step_fails_its_own_caller_only(valkey: HasURL, store: RedisSt
     assert {answer.verdict for answer in answers[:3] + answers[5:]} == {Verdict.CLAIMED}
 
 
+@COLOURS
+def test_a_key_that_is_forbidden_fails_its_own_caller_only(start_server: StartServer, colour: str) -> None:
+    """A server refuses the whole command that names such a key: the others of it are asked for again, each alone."""
+    server = start_server("valkey")
+    with clients(server.url) as (client,):
+        client.execute_command("ACL", "SETUSER", "a", "on", ">p", "~eo:key*", "&*", "+@all")
+    keys = [*(f"key {n}" for n in range(5)), "forbidden", *(f"key {n}" for n in range(5, 9))]
+    with RedisStore(f"redis://a:p@127.0.0.1:{server.port}") as store:
+
+        async def crowd() -> list[Any]:
+            verbs = store.for_asyncio()
+            await verbs.claim(claim_of("key"))
+            calls = [verbs.claim(claim_of(key)) for key in keys]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+        def threads() -> list[Any]:
+            callers = [Caller(lambda key=key: run(store.claim(claim_of(key)))) for key in keys]
+            for caller in callers:
+                caller.join(20)
+            return [caller.error or caller.result for caller in callers]
+
+        answers = asyncio.run(crowd()) if colour == "asyncio" else threads()
+        with pytest.raises(StoreUnavailable, match="NOPERM"):
+            in_colour(colour, store, lambda verbs: verbs.claim_many([claim_of("key"), claim_of("forbidden")]))
+    error = answers.pop(5)
+    assert isinstance(error, StoreUnavailable)
+    assert "NOPERM" in str(error)
+    assert {answer.verdict for answer in answers} == {Verdict.CLAIMED}
+
+
+def test_strangers_who_claim_one_key_at_once(store: RedisStore) -> None:
+    """They share a command, and still one of them is first; who asks twice under one name is answered twice."""
+    mine = claim_of("k")
+
+    async def crowd() -> list[Decision]:
+        verbs = store.for_asyncio()
+        await verbs.claim(claim_of("warm"))
+        claims = [mine, mine, *(claim_of("k") for _ in range(5))]
+        return list(await asyncio.gather(*map(verbs.claim, claims)))
+
+    decisions = asyncio.run(crowd())
+    assert [decision.verdict for decision in decisions] == [Verdict.CLAIMED] * 2 + [Verdict.BUSY] * 5
+    assert len({decision.record.fence for decision in decisions if decision.record}) == 1
+
+
+@COLOURS
+def test_a_batch_of_all_kinds(store: RedisStore, colour: str) -> None:
+    """Whatever is in a batch, each has its own answer: new, known, held, waited for, too late, of any size."""
+
+    async def batch(verbs: Store) -> None:
+        held, done, once = hold(store, "held"), hold(store, "done"), hold(store, "once", once=True)
+        run(store.complete(ending_of(done)))
+        claims = [
+            claim_of("new"),
+            claim_of("held"),
+            claim_of("bare", fingerprint=b""),
+            claim_of("done"),
+            claim_of("done", fingerprint=b"other"),
+            claim_of("never", may_create=False),
+            claim_of("held", owner=held.owner),
+            claim_of("odd", fingerprint=b"odd", once=True),
+        ]
+        decisions = await verbs.claim_many(claims[:4] + claims[5:6] + claims[7:])
+        others = await verbs.claim_many([claims[4], claims[6]])
+        assert [decision.verdict.value for decision in decisions + others] == [
+            "claimed", "busy", "claimed", "replay", "late", "claimed", "mismatch", "claimed",
+        ]  # fmt: skip
+        new, _, bare, _, _, odd = [decision.record for decision in decisions]
+        assert new is not None
+        assert bare is not None
+        assert odd is not None
+        endings = [
+            ending_of(new, b"r" * 100_000),
+            ending_of(bare, b"small"),
+            ending_of(bare._replace(key="nothing")),
+            ending_of(odd, None),
+            ending_of(once, None, state=State.IN_DOUBT),
+            ending_of(done),
+            ending_of(held, owner=b"stranger"),
+        ]
+        answers = await verbs.complete_many(endings)
+        assert [answer.value for answer in answers] == [
+            "done", "done", "fenced", "done", "done", "repeated", "fenced",
+        ]  # fmt: skip
+        found = [await verbs.get(key) for key in ("new", "bare", "nothing", "odd", "once")]
+        assert [record and record.result for record in found] == [b"r" * 100_000, b"small", None, None, None]
+        assert [record and len(record.fingerprint) for record in found] == [16, 0, None, 3, 16]
+
+    in_colour(colour, store, batch)
+
+
 def test_a_cancelled_caller_disturbs_nobody(store: RedisStore) -> None:
     """Its reply is thrown away when it comes; the others get their own, also those who come later."""
 
@@ -239,7 +330,7 @@ def test_an_interrupted_caller_leaves_no_broken_connection(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C between a command and its reply: the reply never reaches anybody else."""
-    from effectonce.stores._redis_wire import Wire
+    from effectonce.stores._redis_threads import Wire
 
     hold(store, "k")
     receive = Wire._receive

@@ -33,8 +33,7 @@ from effectonce._blocking import run
 from effectonce._records import Decision, Ending, Verdict
 from effectonce.errors import StoreMismatch, StoreUnavailable, UsageError
 from effectonce.keys import uuid4
-from effectonce.stores import Store, open_store
-from effectonce.stores import redis as redis_store
+from effectonce.stores import Store, _redis_verbs, open_store
 from effectonce.stores.redis import RedisStore
 
 StartServer = Callable[..., Server]
@@ -463,8 +462,8 @@ def test_stats_of_a_large_store_are_an_estimate(
     exact = run(store.stats())
     assert exact.by_state == {"COMPLETED": 1000, "PENDING": 1000}
     assert 100 * 2000 < exact.bytes < 500 * 2000
-    monkeypatch.setattr(redis_store, "SAMPLE", 500)
-    monkeypatch.setattr(redis_store, "PAGE", 100)
+    monkeypatch.setattr(_redis_verbs, "SAMPLE", 500)
+    monkeypatch.setattr(_redis_verbs, "PAGE", 100)
     with clients(valkey.url) as (client,):
         names = [f"{uuid4()}" for _ in range(2000)]
         client.mset(dict.fromkeys(names, "of another program"))

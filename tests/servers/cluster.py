@@ -31,7 +31,8 @@ class ClusterNode(Valkey):
         """Whether this node knows the others and where every slot is."""
         with self.client() as client:
             state = client.execute_command("CLUSTER INFO")
-        return state["cluster_state"] == "ok" and state["cluster_known_nodes"] == str(NODES)
+        known = (state["cluster_known_nodes"], state["cluster_slots_ok"]) == (str(NODES), str(SLOTS))
+        return state["cluster_state"] == "ok" and known
 
 
 class ValkeyCluster(Server):

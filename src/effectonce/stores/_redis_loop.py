@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from typing import Any, cast
 
 from ..errors import StoreError, StoreUnavailable
-from ._redis_records import command
+from ._redis_commands import Bundles, Parts, answers, command
 from ._redis_wire import (
     HANG_UP,
     MORE,
@@ -38,8 +38,10 @@ TOLD = -1
 """Stands for the number of replies when there is none, but the server tells that it has done it, unless it refuses."""
 CONFIRMED = -2
 """Marks the one reply to WAIT."""
+BUNDLE = -3
+"""Stands for the number of replies when there is one, for all who share a bundle of steps."""
 MOST_AT_ONCE = 32
-"""Requests in one write: the server works on them while this process still makes the others of a crowd."""
+"""Steps in one write: the server works on them while this process still makes the others of a crowd."""
 
 
 class Link(asyncio.Protocol):
@@ -50,8 +52,10 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = new_reader()
         self._transport: asyncio.Transport | None = None
-        self._outbox: list[tuple[bytes, Waiting | None, int]] = []
-        self._sent: deque[tuple[Waiting | None, int, float]] = deque()
+        self._outbox: list[tuple[bytes, list[Waiting], int]] = []
+        self._bundles = Bundles[Waiting]()
+        self._steps = 0
+        self._sent: deque[tuple[list[Waiting], int, float]] = deque()
         self._replies: list[Any] = []
         self._unconfirmed: list[tuple[Waiting, Any]] = []
         self._wait = b""
@@ -70,22 +74,33 @@ class Link(asyncio.Protocol):
         self._links[self._address] = self
 
     def ask(self, data: bytes, count: int = ONE) -> Waiting:
-        """Have commands sent at the end of this turn of the loop, or when there is enough to send."""
+        """Have commands sent at the end of this turn of the loop."""
         future = self._loop.create_future()
-        self._post(data, future, count)
+        self._post(data, [future], count)
         return future
 
-    def _post(self, data: bytes, future: Waiting | None, count: int) -> None:
-        outbox = self._outbox
+    def take(self, parts: Parts) -> Waiting:
+        """Have a step taken together with others of this turn of the loop, or as soon as they are many."""
+        future = self._loop.create_future()
         if self._transport is None:
-            if future is not None:
+            future.set_exception(unreachable(self._target, self._address, None))
+            return future
+        if not self._steps:
+            self._loop.call_soon(self._flush)
+        self._bundles.add(parts, future)
+        self._steps += 1
+        if self._steps >= MOST_AT_ONCE:
+            self._flush()
+        return future
+
+    def _post(self, data: bytes, whose: list[Waiting], count: int) -> None:
+        if self._transport is None:
+            for future in whose:
                 future.set_exception(unreachable(self._target, self._address, None))
             return
-        if not outbox:
+        if not self._outbox:
             self._loop.call_soon(self._flush)
-        outbox.append((data, future, count))
-        if len(outbox) == MOST_AT_ONCE:
-            self._flush()
+        self._outbox.append((data, whose, count))
 
     async def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
         """Send a request to be told something and wait until it is; its reply, or None if the server can't tell."""
@@ -99,7 +114,7 @@ class Link(asyncio.Protocol):
             refusal, reply = await asyncio.gather(
                 self.ask(command(b"SUBSCRIBE", channel), TOLD), self.ask(request)
             )
-            if reply == 1 and refusal is None:
+            if type(reply) is int and refusal is None:
                 await end
             return refusal or reply
         finally:
@@ -107,7 +122,7 @@ class Link(asyncio.Protocol):
             listeners.discard(end)
             if not listeners:
                 self._listeners.pop(channel, None)
-                self._post(command(b"UNSUBSCRIBE", channel), None, TOLD)
+                self._post(command(b"UNSUBSCRIBE", channel), [], TOLD)
 
     def hang_up(self, error: BaseException | None = None) -> None:
         """End the connection at once, and tell who waits."""
@@ -118,12 +133,14 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
-        waiting: list[Waiting | None] = [future for future, _ in self._unconfirmed]
-        waiting += [future for future, _, _ in self._sent] + [future for _, future, _ in self._outbox]
+        self._pack()
+        waiting = [future for future, _ in self._unconfirmed]
+        waiting += [future for whose, _, _ in self._sent for future in whose]
+        waiting += [future for _, whose, _ in self._outbox for future in whose]
         self._unconfirmed, self._outbox = [], []
         self._sent.clear()
         for future in waiting:
-            if future is not None and not future.done():
+            if not future.done():
                 future.set_exception(unreachable(self._target, self._address, error))
         for channel in list(self._listeners):
             self._tell(channel)
@@ -147,33 +164,43 @@ class Link(asyncio.Protocol):
                         self._tell(reply[1])
                         continue
                     reply = None  # it was told that a wish to be told, or not, was heard
-                future, count, _ = sent[0]
+                whose, count, _ = sent[0]
                 if count > ONE:
                     self._replies.append(reply)
                     if len(self._replies) < count:
                         continue
                     reply, self._replies = self._replies, []
                 sent.popleft()
+                replies = answers(reply, len(whose)) if count == BUNDLE else [reply] * len(whose)
                 if self._wait:
-                    self._hold_back(future, count, reply)
-                elif future is not None and not future.done():
-                    future.set_result(reply)
+                    self._hold_back(whose, count, replies, reply)
+                    continue
+                for future, answer in zip(whose, replies, strict=True):
+                    if not future.done():
+                        future.set_result(answer)
         except ProtocolError as error:
             self.hang_up(error)
 
     def _flush(self) -> None:
         """Send what this turn of the loop asked for."""
+        self._pack()
         outbox, transport = self._outbox, self._transport
         if not outbox or transport is None:
             return
         if self._wait:
-            outbox.append((self._wait, None, CONFIRMED))
+            outbox.append((self._wait, [], CONFIRMED))
         self._outbox = []
         now = self._loop.time()
-        self._sent.extend([(future, count, now) for _, future, count in outbox])
+        self._sent.extend([(whose, count, now) for _, whose, count in outbox])
         transport.write(b"".join([data for data, _, _ in outbox]))
         if self._timer is None:
             self._timer = self._loop.call_later(self._target.timeout, self._look)
+
+    def _pack(self) -> None:
+        """Make commands of the steps."""
+        if self._steps:
+            self._outbox += [(bundle.command, bundle.whose, BUNDLE) for bundle in self._bundles.all]
+            self._bundles, self._steps = Bundles(), 0
 
     def _look(self) -> None:
         """See whether somebody has waited too long: then nobody can tell what the next reply belongs to."""
@@ -190,10 +217,9 @@ class Link(asyncio.Protocol):
         for listener in self._listeners.get(channel, ()):
             _wake(listener)
 
-    def _hold_back(self, future: Waiting | None, count: int, reply: Any) -> None:
+    def _hold_back(self, whose: list[Waiting], count: int, replies: Iterable[Any], reply: Any) -> None:
         """Replies count when replicas have what was written, which the reply to WAIT tells for all before it."""
-        if future is not None:
-            self._unconfirmed.append((future, reply))
+        self._unconfirmed += zip(whose, replies, strict=True)
         if count != CONFIRMED:
             return
         unconfirmed, self._unconfirmed = self._unconfirmed, []

@@ -12,9 +12,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from ..errors import StoreError, StoreUnavailable
-from ._redis_records import Commands, command
+from ._redis_commands import Answer, Commands, Order, command, key_of
 from ._redis_wire import HANG_UP, Address, Answers, ReplyError, Requests, Target, complaint
-from ._steps import Step
 
 T = TypeVar("T")
 
@@ -69,30 +68,31 @@ class Routes:
             yield from self._discovering()
         return self._address_of(key)
 
-    def delivering(self, steps: Sequence[Step], commands: Sequence[bytes]) -> Dialogue[list[Any]]:
-        """Have the commands of steps done where their keys are."""
+    def delivering(self, orders: Sequence[Order]) -> Dialogue[list[Answer]]:
+        """Have steps taken where their keys are, each of them alone."""
         if self.only is None and not self._slots:
             yield from self._discovering()
+        keys, commands = list(map(key_of, orders)), list(map(self._commands.of, orders))
         errands = {
-            number: Errand(self._address_of(step.key), data)
-            for number, (step, data) in enumerate(zip(steps, commands, strict=True))
+            number: Errand(self._address_of(key), data)
+            for number, (key, data) in enumerate(zip(keys, commands, strict=True))
         }
-        replies: dict[int, Any] = {}
+        taken: dict[int, Answer] = {}
         for _ in range(MOST_TURNS):
             streams = self._streams((yield _requests(errands.values())))
             for number, errand in list(errands.items()):
-                *_, reply = islice(streams[errand.address], errand.replies)
-                if type(reply) is not ReplyError:
-                    replies[number] = reply
+                *_, answer = islice(streams[errand.address], errand.replies)
+                if type(answer) is not ReplyError:
+                    taken[number] = answer
                     del errands[number]
-                elif onward := self._onward(errand.address, commands[number], str(reply).split()):
+                elif onward := self._onward(errand.address, commands[number], str(answer).split()):
                     errands[number] = onward
                 else:
-                    if str(reply).startswith(NO_PRIMARY):
+                    if str(answer).startswith(NO_PRIMARY):
                         yield {errand.address: HANG_UP}
-                    raise complaint(errand.address, reply, steps[number].key)
+                    raise complaint(errand.address, answer, keys[number])
             if not errands:
-                return [replies[number] for number in range(len(steps))]
+                return [taken[number] for number in range(len(orders))]
         raise StoreUnavailable(
             "Keys move, or scripts vanish, faster than a command can follow. Try again with the same key."
         )

@@ -1,25 +1,21 @@
 """Connections to Redis and Valkey: commands go out as bytes, replies come in through hiredis, and nothing is between.
 
 A client library's command layer costs more than the network. What it would be good for is little: a greeting that logs
-in and looks whether this server can be trusted with records, and errors that say what to do. These are here, and
-``Pool``, the connections of blocking callers; those of event loops are in ``_redis_loop``.
+in and looks whether this server can be trusted with records, and errors that say what to do. These are here; the
+connections of blocking callers are in ``_redis_threads``, those of event loops in ``_redis_loop``.
 
 A reply that is an error is a value here: who asked decides what it means. A server that can't be reached is
-``StoreUnavailable``. Commands whose replies were lost are not sent again, unless the connection had been idle: then the
-server has most likely closed it before, and every step may be taken twice.
+``StoreUnavailable``.
 """
 
 from __future__ import annotations
 
-import socket
 import ssl
-import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable
-from ._redis_records import command
+from ._redis_commands import command
 
 try:
     from hiredis import ProtocolError as ProtocolError
@@ -31,7 +27,6 @@ except ImportError as error:
 
 OLDEST: Final = (7, 0)
 """The first version with PEXPIRETIME."""
-RECEIVE_BYTES: Final = 65_536
 MORE: Final = object()
 """What a reader says when a reply isn't complete."""
 WAIT_SHARE: Final = 0.8
@@ -199,217 +194,3 @@ def shown(address: Address) -> str:
 def new_reader() -> Reader:
     """Makes replies of bytes."""
     return Reader(notEnoughData=MORE)
-
-
-# Blocking callers
-
-
-class Wire:
-    """A connection for one blocking caller at a time."""
-
-    def __init__(self, target: Target, address: Address) -> None:
-        self._timeout = target.timeout
-        self._reader = new_reader()
-        self._told: set[bytes] = set()
-        self._unconfirmed = 0
-        self._refusals: list[ReplyError] = []
-        self._socket = socket.create_connection(address, target.timeout)
-        self.used = False
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if target.tls is not None:
-                self._socket = target.tls.wrap_socket(self._socket, server_hostname=address[0])
-            hello = greeting(target)
-            self.write(b"".join(hello))
-            self.can_tell = check_greeting(target, address, self.read(len(hello)))
-        except BaseException:
-            self.close()
-            raise
-
-    def write(self, data: bytes) -> None:
-        """Send commands."""
-        self._socket.sendall(data)
-
-    def read(self, count: int) -> list[Any]:
-        """Wait for so many replies."""
-        replies: list[Any] = []
-        gets = self._reader.gets
-        while len(replies) < count:
-            reply = gets()
-            if reply is MORE:
-                self._receive()
-            elif type(reply) is PushNotification or self._unconfirmed:
-                self._hear(reply)
-            else:
-                replies.append(reply)
-        return replies
-
-    def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
-        """Send a request to be told something on a channel and wait until it is; the reply to the request."""
-        self._refusals.clear()
-        self.write(command(b"SUBSCRIBE", channel) + request)
-        self._unconfirmed += 1
-        (reply,) = self.read(1)
-        if reply == 1 and not self._refusals:
-            self._listen(channel, seconds)
-        self.write(command(b"UNSUBSCRIBE", channel))
-        self._unconfirmed += 1
-        return self._refusals[0] if self._refusals else reply
-
-    def _listen(self, channel: bytes, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        try:
-            while channel not in self._told:
-                reply = self._reader.gets()
-                if reply is not MORE:
-                    self._hear(reply)
-                    continue
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                self._receive()
-        except TimeoutError:
-            pass
-        finally:
-            self._told.clear()
-            self._socket.settimeout(self._timeout)
-
-    def _hear(self, reply: Any) -> None:
-        """What is told, or the confirmation of a wish to be told or not: it is told too, but a refusal is a reply."""
-        if type(reply) is PushNotification and reply[0] == b"message":
-            self._told.add(reply[1])
-            return
-        self._unconfirmed -= 1
-        if isinstance(reply, ReplyError):
-            self._refusals.append(reply)
-
-    def close(self) -> None:
-        """Hang up, without a word."""
-        self._socket.close()
-
-    def _receive(self) -> None:
-        data = self._socket.recv(RECEIVE_BYTES)
-        if not data:
-            raise ConnectionError("the server closed the connection")
-        self._reader.feed(data)
-
-
-class Pool:
-    """Connections for blocking callers: as many to each server as were ever needed at once."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._idle: dict[Address, list[Wire]] = {}
-        self._closed = False
-        self._wait = target.waiting
-
-    def ask(self, address: Address, request: Request) -> list[Any]:
-        """Send commands to a server and wait for their replies."""
-        return self._finish(address, request, self._begin(address, request))
-
-    def exchange(self, requests: Requests) -> Answers:
-        """Ask several servers at once."""
-        answers: Answers = {}
-        begun: dict[Address, Wire] = {}
-        try:
-            for address, request in requests.items():
-                if request is HANG_UP:
-                    self._hang_up(address)
-                    continue
-                try:
-                    begun[address] = self._begin(address, request)
-                except StoreError as error:
-                    answers[address] = error
-            while begun:
-                address, wire = begun.popitem()
-                try:
-                    answers[address] = self._finish(address, requests[address], wire)
-                except StoreError as error:
-                    answers[address] = error
-        except BaseException:
-            for wire in begun.values():
-                wire.close()
-            raise
-        return answers
-
-    def watch(self, address: Address, channel: bytes, request: bytes, seconds: float) -> Any:
-        """Send a request to be told something and wait until it is; its reply, or None if the server can't tell."""
-        wire = self._lend(address)
-        try:
-            reply = wire.watch(channel, request, seconds) if wire.can_tell else None
-        except (OSError, ProtocolError) as error:
-            wire.close()
-            raise unreachable(self._target, address, error) from error
-        except BaseException:
-            wire.close()
-            raise
-        self._take_back(address, wire)
-        return reply
-
-    def close(self) -> None:
-        """Hang up; who waits for a reply gets it, and whoever comes later does not."""
-        self._closed = True
-        for address in list(self._idle):
-            self._hang_up(address)
-
-    def _begin(self, address: Address, request: Request) -> Wire:
-        wire = self._lend(address)
-        try:
-            wire.write(request[0] + self._wait)
-        except ConnectionError:  # whoever reads will notice
-            pass
-        except OSError as error:
-            wire.close()
-            raise unreachable(self._target, address, error) from error
-        except BaseException:
-            wire.close()
-            raise
-        return wire
-
-    def _finish(self, address: Address, request: Request, wire: Wire) -> list[Any]:
-        data, count = request
-        if self._wait:
-            data, count = data + self._wait, count + 1
-        try:
-            try:
-                replies = wire.read(count)
-            except ConnectionError:
-                if not wire.used:
-                    raise
-                wire.close()
-                wire = Wire(self._target, address)
-                wire.write(data)
-                replies = wire.read(count)
-        except (OSError, ProtocolError) as error:
-            wire.close()
-            raise unreachable(self._target, address, error) from error
-        except BaseException:  # nobody knows what is still to come on it
-            wire.close()
-            raise
-        self._take_back(address, wire)
-        if self._wait:
-            self._target.check_replicas(replies.pop())
-        return replies
-
-    def _lend(self, address: Address) -> Wire:
-        if self._closed:
-            raise closed()
-        try:
-            return self._idle[address].pop()
-        except (KeyError, IndexError):
-            pass
-        try:
-            return Wire(self._target, address)
-        except (OSError, ProtocolError) as error:
-            raise unreachable(self._target, address, error) from error
-
-    def _take_back(self, address: Address, wire: Wire) -> None:
-        wire.used = True
-        self._idle.setdefault(address, []).append(wire)
-        if self._closed:
-            self._hang_up(address)
-
-    def _hang_up(self, address: Address) -> None:
-        idle = self._idle.get(address, [])
-        with suppress(IndexError):
-            while True:
-                idle.pop().close()

@@ -1,4 +1,4 @@
-"""Records in Redis or Valkey, also in a cluster: one string for each key, one EVALSHA for each step.
+"""Records in Redis or Valkey, also in a cluster: one string for each key, one EVALSHA for the steps of a moment.
 
 The protocol decides here, in Python; a server knows only the five steps (``lua``) and its own clock. It forgets what
 has expired by itself; what must not be forgotten has no expiry. What an answer survives is up to the server: with
@@ -7,8 +7,9 @@ replica that is promoted may lack the last writes, unless ``durability="wait:1"`
 keys is refused. Leases, expiry and fences go by the clock of the server that has the key: servers that may take one
 another's place have to agree on the time, to within what is kept.
 
-``_redis_records`` says how records and steps look to a server, ``_redis_routes`` which server has them, and
-``_redis_wire`` and ``_redis_loop`` speak to servers, for blocking callers and for event loops.
+``_redis_records`` and ``_redis_commands`` say how records and steps look to a server, ``_redis_verbs`` what is made of
+them, ``_redis_routes`` which server has them, and ``_redis_threads`` and ``_redis_loop`` carry them there, for blocking
+callers and for event loops.
 """
 
 from __future__ import annotations
@@ -16,27 +17,22 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from .._fork import tell_of_forks
-from .._protocol import decide_claim, is_expired
-from .._records import Claim, Completion, Decision, Ending, Record, State, make
-from ..errors import StoreError, StoreUnavailable, UsageError
-from ._redis_loop import Lines
-from ._redis_records import OUTLINE_SIZE, Commands, command, outline, understood
-from ._redis_routes import Dialogue, Routes
-from ._redis_wire import Address, Answers, Pool, ReplyError, Requests, Target, closed, complaint
-from ._steps import DONE, Add, Added, Conversation, End, Found, Read, Step, SteppingStore, claiming, ending
+from ..errors import StoreUnavailable, UsageError
+from ._redis_commands import Commands, Order, key_of
+from ._redis_loop import Lines, Link
+from ._redis_routes import Routes
+from ._redis_threads import Company, Pool
+from ._redis_verbs import Verbs
+from ._redis_wire import Address, Answers, ReplyError, Requests, Target, closed
 from ._urls import shown
-from .base import Features, Store, StoreStats
-
-T = TypeVar("T")
+from .base import Store
 
 SCHEMES: Final = {
     kind + secure + cluster: (bool(secure), bool(cluster))
@@ -45,196 +41,11 @@ SCHEMES: Final = {
     for cluster in ("", "+cluster")
 }
 """What a URL may begin with: whether it means TLS, and a cluster."""
-PAGE: Final = 1000
-"""Keys in one page of a SCAN."""
-SAMPLE: Final = 10_000
-"""Keys of each server that ``stats`` looks at."""
-WEIGHED: Final = 32
-"""Records of each server whose size in memory it asks for."""
+NO_WAY: Final = ReplyError("It is not known which server has this key.")
+NOWHERE: Final[Address] = ("", 0)
 
 
-class _Verbs(SteppingStore):
-    """The verbs, once: the two colours differ in who carries requests to servers."""
-
-    features = Features()
-    routes: Routes
-    commands: Commands
-
-    async def take(self, step: Step) -> Any:
-        """Take one step, by a shorter way than many of them if everything is as usual."""
-        raise NotImplementedError
-
-    async def exchange(self, requests: Requests) -> Answers:
-        """Ask servers, all at once."""
-        raise NotImplementedError
-
-    async def listen(self, server: Address, channel: bytes, request: bytes, seconds: float) -> Any:
-        """Send a request to be told something on a channel, and wait until it is."""
-        raise NotImplementedError
-
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
-        """Take steps: in one round trip, unless a server has lost its scripts or a key has moved."""
-        commands, only = list(map(self.commands.of, steps)), self.routes.only
-        if only is not None:
-            replies = await self._ask(only, *commands)
-            if ReplyError not in map(type, replies):
-                return list(map(understood, steps, replies))
-        return await self._deliver(steps, commands)
-
-    async def claim(self, claim: Claim) -> Decision:
-        """Decide one claim. New or known, it is one round trip; only what is neither goes on as a conversation."""
-        if not claim.may_create:
-            return await self._converse(claiming(claim))
-        reply = await self.take(make(Add, (claim,)))
-        if type(reply) is Added:
-            fence, now = reply
-            return decide_claim(None, claim, now, fence - 1)
-        record, now = cast("Found", reply)
-        decision = decide_claim(record, claim, now, 0)
-        return decision if decision.record is record else await self._converse(claiming(claim), reply)
-
-    async def complete(self, completion: Completion) -> Ending:
-        """End a claim in one round trip, if it is held."""
-        if not completion.owner or not completion.began:
-            return await self._converse(ending(completion))
-        reply = await self.take(make(End, (completion,)))
-        return DONE if reply is DONE else await self._converse(ending(completion), reply)
-
-    async def get(self, key: str) -> Record | None:
-        """Read a record."""
-        return cast("Found", await self.take(Read(key))).record
-
-    async def watch(self, record: Record, seconds: float) -> bool:
-        """Mark a record as waited for, and wait until its server tells of a change: of no other record it does."""
-        name, request = self.commands.name(record.key), self.commands.watching(record)
-        server = await self._hold(self.routes.finding(record.key))
-        reply = await self.listen(server, name, request, seconds)
-        if isinstance(reply, ReplyError):  # the script is not there, or the key; the next claim finds out
-            await self._ask(server, *self.commands.load)
-            return False
-        return reply is not None
-
-    async def purge(self, limit: int = 256) -> int:
-        """Nothing to do: Redis forgets what has expired by itself."""
-        await self.now()
-        return 0
-
-    async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
-        """Records in key order. Redis has its keys in no order, so every page is a way through all of them."""
-        prefix, first = self.commands.name(""), self.commands.name(after)
-        chosen: list[bytes] = []
-        for server in await self._hold(self.routes.servers()):
-            async for page in self._pages(server):
-                names = [name for name in page if name > first and name.startswith(prefix)]
-                outlines = await self._outlines(server, names)
-                wanted = [name for name, record in outlines.items() if state in (None, record.state)]
-                chosen = sorted({*chosen, *wanted})[: max(limit, 0)]
-        keys = [name[len(prefix) :].decode("utf-8", "replace") for name in chosen]
-        founds: list[Found] = await self.send([Read(key) for key in keys]) if keys else []
-        records = [found.record for found in founds if found.record is not None]
-        return [record for record in records if state in (None, record.state)]
-
-    async def now(self) -> float:
-        """The clock of the server; of a cluster's first one."""
-        address, *_ = await self._hold(self.routes.servers(anew=False))
-        seconds, microseconds = await self._demand(address, command(b"TIME"))
-        return (int(seconds) * 1_000_000 + int(microseconds)) / 1_000_000
-
-    async def stats(self) -> StoreStats:
-        """Count what is there: exactly up to ten thousand keys, beyond that as a sample of as many suggests.
-
-        The keys of other programs in the same database count for this limit.
-        """
-        servers, now = await self._hold(self.routes.servers()), await self.now()
-        samples = [await self._sample(server) for server in servers]
-        by_state = Counter[str]()
-        for scale, _, records in samples:
-            counts = Counter(record.state.name for record in records)
-            by_state.update({state: round(count * scale) for state, count in counts.items()})
-        pending = [
-            r.lease_until - now for _, _, records in samples for r in records if r.state is State.PENDING
-        ]
-        return StoreStats(
-            keys=by_state.total(),
-            bytes=round(sum(scale * weight * len(records) for scale, weight, records in samples)),
-            by_state=dict(by_state),
-            oldest_pending_lease=min(pending, default=None),
-            expired=sum(is_expired(record, now) for _, _, records in samples for record in records),
-        )
-
-    async def _sample(self, server: Address) -> tuple[float, float, list[Record]]:
-        """Some records of a server, each for so many, and how many bytes each of them takes."""
-        prefix, looked = self.commands.name(""), 0
-        records, weights = dict[bytes, Record](), list[int]()
-        async for page in self._pages(server, SAMPLE):
-            looked += len(page)
-            outlines = await self._outlines(server, [name for name in page if name.startswith(prefix)])
-            records |= outlines
-            weighed = [
-                command(b"MEMORY", b"USAGE", name) for name in list(outlines)[: WEIGHED - len(weights)]
-            ]
-            weights += [weight for weight in await self._ask(server, *weighed) if type(weight) is int]
-        size = await self._demand(server, command(b"DBSIZE"))
-        scale = max(1.0, size / looked) if looked >= SAMPLE else 1.0
-        return scale, sum(weights) / max(len(weights), 1), list(records.values())
-
-    async def _pages(self, server: Address, most: int = sys.maxsize) -> AsyncIterator[list[bytes]]:
-        """The names of keys, in no order, until there are no more or enough."""
-        cursor, seen = b"0", 0
-        while True:
-            cursor, names = await self._demand(server, command(b"SCAN", cursor, b"COUNT", b"%d" % PAGE))
-            yield names
-            seen += len(names)
-            if cursor == b"0" or seen >= most:
-                return
-
-    async def _outlines(self, server: Address, names: Sequence[bytes]) -> dict[bytes, Record]:
-        """Those of some keys that hold records."""
-        last = b"%d" % (OUTLINE_SIZE - 1)
-        starts = await self._ask(server, *[command(b"GETRANGE", name, b"0", last) for name in names])
-        outlines = zip(names, map(outline, starts), strict=True)
-        return {name: record for name, record in outlines if record is not None}
-
-    async def _ask(self, server: Address, *commands: bytes) -> list[Any]:
-        """Ask a server; its replies, some of which may be errors."""
-        if not commands:
-            return []
-        answer = (await self.exchange({server: (b"".join(commands), len(commands))}))[server]
-        if isinstance(answer, StoreError):
-            raise answer
-        return answer
-
-    async def _demand(self, server: Address, command: bytes) -> Any:
-        """Ask a server something that it must be able to answer."""
-        (reply,) = await self._ask(server, command)
-        if isinstance(reply, ReplyError):
-            raise complaint(server, reply)
-        return reply
-
-    async def _deliver(self, steps: Sequence[Step], commands: Sequence[bytes]) -> list[Any]:
-        """Take steps wherever that leads. What was done before may be done again."""
-        return list(map(understood, steps, await self._hold(self.routes.delivering(steps, commands))))
-
-    async def _hold(self, dialogue: Dialogue[T]) -> T:
-        try:
-            requests = next(dialogue)
-            while True:
-                requests = dialogue.send(await self.exchange(requests))
-        except StopIteration as done:
-            return cast("T", done.value)
-
-    async def _converse(self, conversation: Conversation[T], reply: Any = None) -> T:
-        """Hold a conversation; ``reply`` is the one to its first step, if that has been taken."""
-        step = next(conversation)
-        try:
-            while True:
-                step = conversation.send(await self.take(step) if reply is None else reply)
-                reply = None
-        except StopIteration as done:
-            return cast("T", done.value)
-
-
-class RedisStore(_Verbs):
+class RedisStore(Verbs):
     """A store in the Redis or Valkey server, or the cluster, that a URL names.
 
     prefix      begins the name of every key; no store's prefix may begin another's in the same database
@@ -245,6 +56,8 @@ class RedisStore(_Verbs):
     ca          a file of certificates to trust, for TLS with an authority of your own
     tls         an SSLContext, for everything else about TLS
     """
+
+    suspends = False
 
     def __init__(
         self,
@@ -301,18 +114,19 @@ class RedisStore(_Verbs):
             ) from None
         return cls(url.partition("?")[0], **chosen)
 
-    async def take(self, step: Step) -> Any:
-        """Take one step, on the caller's own thread."""
-        data, server = self.commands.of(step), self.routes.only or self.routes.guess(step.key)
-        if server is not None:
-            try:
-                (reply,) = self._pool.ask(server, (data, 1))
-            except StoreUnavailable:
-                self.routes.forget()
-                raise
-            if type(reply) is not ReplyError:
-                return understood(step, reply)
-        return (await self._deliver((step,), (data,)))[0]
+    def take(self, order: Order) -> Any:
+        """Take one step, on the caller's own thread or on that of another who goes at the same moment."""
+        if self._company is not None:
+            return self._company.take(self.commands.parts(order))
+        server = self.routes.guess(key_of(order))
+        if server is None:
+            return NO_WAY
+        try:
+            (answer,) = self._pool.ask(server, (self.commands.of(order), 1))
+        except StoreUnavailable:
+            self.routes.forget()
+            raise
+        return answer
 
     async def exchange(self, requests: Requests) -> Answers:
         """Ask servers, all at once."""
@@ -360,29 +174,40 @@ class RedisStore(_Verbs):
 
     def _start(self) -> None:
         self._pool = Pool(self._target)
+        self._company = None if self.routes.only is None else Company(self._pool, self.routes.only)
         self._lines: dict[asyncio.AbstractEventLoop, Lines] = {}
         if self._closed:
             self._pool.close()
 
 
-class OnLoops(_Verbs):
+class OnLoops(Verbs):
     """The store for callers on event loops: what a loop asks for in one turn goes out together."""
+
+    suspends = True
 
     def __init__(self, store: RedisStore) -> None:
         self._store, self.routes, self.commands = store, store.routes, store.commands
 
-    async def take(self, step: Step) -> Any:
+    def take(self, order: Order) -> Awaitable[Any]:
         """Take one step, together with what others ask for in this turn of the loop."""
-        data, server = self.commands.of(step), self.routes.only or self.routes.guess(step.key)
-        if server is not None and (link := self._store.lines().links.get(server)):
-            try:
-                reply = await link.ask(data)
-            except StoreUnavailable:
-                self.routes.forget()
-                raise
-            if type(reply) is not ReplyError:
-                return understood(step, reply)
-        return (await self._deliver((step,), (data,)))[0]
+        only = self.routes.only
+        link = self._store.lines().links.get(only or self.routes.guess(key_of(order)) or NOWHERE)
+        if link is None:
+            return self._take_anyhow(order)
+        if only is None:
+            return self._take_in_cluster(order, link)
+        return link.take(self.commands.parts(order))
+
+    async def _take_in_cluster(self, order: Order, link: Link) -> Any:
+        try:
+            return await link.ask(self.commands.of(order))
+        except StoreUnavailable:
+            self.routes.forget()
+            raise
+
+    async def _take_anyhow(self, order: Order) -> Any:
+        (answer,) = await self._deliver([order])
+        return answer
 
     async def exchange(self, requests: Requests) -> Answers:
         """Ask servers, all at once."""

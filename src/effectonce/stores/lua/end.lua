@@ -1,18 +1,31 @@
--- End a record that is held.
--- Arguments: its holder, the beginning of the plain form ('' if there can't be one), the head of the other form, the
--- result, keep; one more if it never expires.
-local expires_at = now / 1000000 + ARGV[5]
-local at = #holder + 18 -- where the traits are; these are not once, the first attempt, a fingerprint of 16 bytes:
-if ARGV[2] ~= '' and string.sub(value, at, at + 6) == '\0\0\0\0\1\0\16' then
-  value = ARGV[2] .. string.sub(value, at + 7) .. ARGV[4]
-else
-  local fence = string.sub(holder, -8)
-  value = ARGV[3] .. fence .. struct.pack('>d', expires_at) .. string.sub(value, at) .. ARGV[4]
+-- End records that are held.
+-- Arguments: keep, the heads of ended records (in full; plain and bare, if these can be); then for each its holder, and
+-- its fence in five bytes with the result.
+local expires_at, heads = now / 1000000 + ARGV[1], ARGV[2]
+local stays = byte(heads) == 176 or byte(heads) == 178 -- what is in doubt
+for n = 1, #KEYS do
+  local key, holder, rest = KEYS[n], ARGV[2 * n + 1], ARGV[2 * n + 2]
+  local value, head = held(key, holder)
+  if head then
+    -- These traits are: not once, the first attempt, a fingerprint of sixteen bytes or none.
+    local traits, fingerprint, form = sub(value, 18, 24), sub(value, 25 + #holder), ''
+    if traits == '\0\0\0\0\1\0\16' then
+      form = sub(heads, 2, 2)
+    elseif traits == '\0\0\0\0\1\0\0' then
+      form = sub(heads, 3, 3)
+    end
+    if form ~= '' then
+      value = form .. fingerprint .. rest
+    else
+      local fence, result = sub(holder, 1, 8), sub(rest, 6)
+      value = sub(heads, 1, 1) .. fence .. pack('>d', expires_at) .. traits .. fingerprint .. result
+    end
+    if stays then
+      value = call('SET', key, value)
+    else
+      value = call('SET', key, value, 'PXAT', last(expires_at * 1000, holder))
+    end
+    if head == 165 and value.ok then call('PUBLISH', key, '') end
+  end
+  if type(value) ~= 'table' or value.err then tell(n, value) end
 end
-if ARGV[6] then
-  call('SET', key, value)
-else
-  call('SET', key, value, 'PXAT', last(expires_at))
-end
-if head == 165 then redis.pcall('PUBLISH', key, '') end
-return 1

@@ -1,2 +1,2 @@
--- Read a record.
-return found()
+-- Read records.
+for n = 1, #KEYS do tell(n, call('GET', KEYS[n])) end

@@ -1,12 +1,16 @@
--- Write a record if the one that is there is the one that was read; that somebody waits for its end does not count.
--- Arguments: the one that was read, the one to write, and its last millisecond, if it has one.
-local watched = value and string.byte(value) == 165
-if watched then value = '\164' .. string.sub(value, 2) end
-if value ~= ARGV[1] then return 0 end
-if ARGV[3] then
-  call('SET', key, ARGV[2], 'PXAT', ARGV[3])
-else
-  call('SET', key, ARGV[2])
+-- Write records where those that are there are those that were read; that somebody waits for their end does not count.
+-- Arguments: for each the one that was read, the one to write, and its last millisecond, or nothing if it has none.
+for n = 1, #KEYS do
+  local key, before, after, last = KEYS[n], ARGV[3 * n - 2], ARGV[3 * n - 1], ARGV[3 * n]
+  local value = call('GET', key)
+  local watched = type(value) == 'string' and byte(value) == 165
+  if (watched and '\164' .. sub(value, 2) or value) == before then
+    if last ~= '' then
+      value = call('SET', key, after, 'PXAT', last)
+    else
+      value = call('SET', key, after)
+    end
+    if watched and value.ok then call('PUBLISH', key, '') end
+  end
+  if type(value) ~= 'table' or value.err then tell(n, value) end
 end
-if watched then redis.pcall('PUBLISH', key, '') end
-return 1

@@ -1,0 +1,285 @@
+"""Steps in Redis's own terms: one EVALSHA takes a step on any number of keys.
+
+A script costs a server more to begin than a step does, so steps of one kind that go to the same server at the same
+moment travel in one ``Bundle``. Each has an answer of its own: the server's clock if it could do its work, the clock
+and what is there if it could not, or an error. In a cluster, where a command may name keys of one slot only, every step
+travels alone, by the same scripts.
+
+What a step is about stands for it here (an ``Order``): a Claim for Add, a Completion for End, a Renewal for Hold, a
+Swap for itself, and a key for Read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+from .._records import Claim, Completion, Record, Renewal, State, make
+from ._redis_records import (
+    BARE,
+    ENDED_HEADS,
+    FENCE,
+    FULL,
+    PLAIN,
+    SHORT,
+    SHORT_FENCES,
+    TIMES,
+    TRAITS,
+    Head,
+    last_of,
+    packed,
+    short,
+    unpacked,
+)
+from ._steps import DONE, Added, Found, Step, Swap
+
+W = TypeVar("W")
+
+Order = Claim | Completion | Renewal | Swap | str
+Answer = int | bytes | Exception
+"""The clock; or the clock, the last millisecond of what is there, and what is there; or what went wrong."""
+
+MOST: Final = 128
+"""Steps of a bundle: a server does nothing else meanwhile."""
+LARGEST: Final = 16_384
+"""Bytes of a step that is not sent alone."""
+
+NO_FENCE: Final = bytes(SHORT)
+NO_KEY: Final = -2
+"""The last millisecond of nothing."""
+
+ARGUMENT: Final = b"$%d\r\n%b\r\n"
+OWNER: Final = b"$%d\r\n%c%b%b\r\n"
+HOLDER: Final = b"$%d\r\n%b%c%b\r\n"
+ENDING: Final = HOLDER + b"$%d\r\n%b%b\r\n"
+
+SCRIPTS: Final = {"add": (), "end": ("held",), "hold": ("held",), "swap": (), "read": (), "watch": ("held",)}
+"""The files in ``lua`` that are scripts, and what stands before each, after what stands before all."""
+
+
+class Shape:
+    """What the commands of steps have in common that may travel together: the script, and arguments for all keys."""
+
+    __slots__ = ("_arguments", "_common", "_script", "alone")
+
+    def __init__(self, script: bytes, each: int, *common: bytes) -> None:
+        self._script, self._arguments = script, (len(common), each)
+        self._common = arguments(*common)
+        self.alone = self._start(1)
+        """How the command for one key begins."""
+
+    def _start(self, count: int) -> bytes:
+        common, each = self._arguments
+        total, keys = 3 + count + common + each * count, b"%d" % count
+        return b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$%d\r\n%b\r\n" % (total, self._script, len(keys), keys)
+
+    def command(self, name: bytes, argument: bytes) -> bytes:
+        """The command for one key."""
+        return b"%b%b%b%b" % (self.alone, name, self._common, argument)
+
+    def commands(self, names: list[bytes], each: list[bytes]) -> bytes:
+        """The command for many keys."""
+        return b"".join([self._start(len(names)), *names, self._common, *each])
+
+
+class Bundle(Generic[W]):
+    """Steps that travel together, and who waits for the answer to each."""
+
+    __slots__ = ("_arguments", "_names", "_shape", "whose")
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._names: list[bytes] = []
+        self._arguments: list[bytes] = []
+        self.whose: list[W] = []
+
+    def add(self, name: bytes, argument: bytes, who: W) -> None:
+        """Take a step along."""
+        self._names.append(name)
+        self._arguments.append(argument)
+        self.whose.append(who)
+
+    @property
+    def command(self) -> bytes:
+        """The command for all of them."""
+        return self._shape.commands(self._names, self._arguments)
+
+
+class Bundles(Generic[W]):
+    """Puts steps into as few bundles as there can be."""
+
+    __slots__ = ("_open", "all")
+
+    def __init__(self) -> None:
+        self.all: list[Bundle[W]] = []
+        self._open: dict[Shape, Bundle[W]] = {}
+
+    def add(self, parts: Parts, who: W) -> None:
+        """Have a step sent."""
+        shape, name, argument = parts
+        bundle = self._open.get(shape)
+        if bundle is None or len(argument) > LARGEST or len(bundle.whose) >= MOST:
+            bundle = Bundle(shape)
+            self.all.append(bundle)
+            if len(argument) <= LARGEST:
+                self._open[shape] = bundle
+        bundle.add(name, argument, who)
+
+
+class Parts(NamedTuple):
+    """A step in pieces: what it shares with others, the name of its key and its arguments, both as they are sent."""
+
+    shape: Shape
+    name: bytes
+    argument: bytes
+
+
+class Commands:
+    """Steps as commands to a server. ``prefix`` begins the name of every key."""
+
+    def __init__(self, prefix: str, waits_for_replicas: bool) -> None:
+        self._prefix = prefix
+        start = ("opening", "telling", *(("rewriting",) if waits_for_replicas else ()))
+        scripts = {name: _lua(*start, *parts, name, "closing") for name, parts in SCRIPTS.items()}
+        self.load = [command(b"SCRIPT", b"LOAD", text) for text in scripts.values()]
+        names = {
+            name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in scripts.items()
+        }
+        # Few policies make many claims, so that most shapes are known.
+        self._add = lru_cache(maxsize=256)(partial(_adding, names["add"]))
+        self._end = lru_cache(maxsize=256)(partial(_ending, names["end"]))
+        self._hold = lru_cache(maxsize=256)(partial(_holding, names["hold"]))
+        self._swap, self._read = Shape(names["swap"], 3), Shape(names["read"], 0)
+        self._watch = Shape(names["watch"], 1)
+        self._kinds: dict[type, Callable[[Any], Parts]] = {
+            Claim: self._claim, Completion: self._completion, Renewal: self._renewal, Swap: self._swapping,
+            str: self._reading,
+        }  # fmt: skip
+
+    def name(self, key: str) -> bytes:
+        """What a record's key is called in Redis."""
+        return (self._prefix + key).encode()
+
+    def parts(self, order: Order) -> Parts:
+        """A step in pieces, to be put into a bundle."""
+        return self._kinds[type(order)](order)
+
+    def of(self, order: Order) -> bytes:
+        """The command that takes a step alone."""
+        shape, name, argument = self._kinds[type(order)](order)
+        return shape.command(name, argument)
+
+    def bundled(self, orders: Iterable[Order]) -> list[Bundle[int]]:
+        """The commands that take many steps; each of them belongs to who has its number."""
+        bundles, parts = Bundles[int](), self.parts
+        for number, order in enumerate(orders):
+            bundles.add(parts(order), number)
+        return bundles.all
+
+    def watching(self, record: Record) -> bytes:
+        """The command that asks to be told when a held record changes."""
+        _, _, owner, fence, _, _, _, _, _, _ = record
+        return self._watch.command(arguments(self.name(record.key)), _holder(owner, fence))
+
+    def _claim(self, claim: Claim) -> Parts:
+        key, owner, fingerprint, lease, keep, once, _, _ = claim
+        name, length, size = (self._prefix + key).encode(), len(owner), len(fingerprint)
+        argument = OWNER % (1 + length + size, length, owner, fingerprint)
+        return make(Parts, (self._add(once, size, lease, keep), ARGUMENT % (len(name), name), argument))
+
+    def _completion(self, completion: Completion) -> Parts:
+        key, owner, fence, state, result, keep, _ = completion
+        name, length, body = (self._prefix + key).encode(), len(owner), result or b""
+        is_short = fence in SHORT_FENCES
+        holder, rest = FENCE.pack(fence), short(fence) if is_short else NO_FENCE
+        argument = ENDING % (9 + length, holder, length, owner, SHORT + len(body), rest, body)
+        shape = self._end(state, result is not None, keep, is_short)
+        return make(Parts, (shape, ARGUMENT % (len(name), name), argument))
+
+    def _renewal(self, renewal: Renewal) -> Parts:
+        key, owner, fence, lease, keep = renewal
+        return Parts(self._hold(lease, keep), arguments(self.name(key)), _holder(owner, fence))
+
+    def _swapping(self, swap: Swap) -> Parts:
+        last = last_of(swap.after)
+        texts = (packed(swap.before), packed(swap.after), b"" if last is None else b"%d" % last)
+        return Parts(self._swap, arguments(self.name(swap.key)), arguments(*texts))
+
+    def _reading(self, key: str) -> Parts:
+        return Parts(self._read, arguments(self.name(key)), b"")
+
+
+def order_of(step: Step) -> Order:
+    """What a step is about."""
+    return step if type(step) is Swap else cast("Order", step[0])
+
+
+def key_of(order: Order) -> str:
+    """The key of the record that a step is about."""
+    return order if type(order) is str else cast("Claim", order).key
+
+
+def answers(reply: Any, count: int) -> list[Answer]:
+    """The answer to each step of a bundle, from the server's reply to its command."""
+    return cast("list[Answer]", reply if type(reply) is list else [reply] * count)
+
+
+def understood(order: Order, answer: Any) -> Any:
+    """The reply to a step, from the answer to it."""
+    if type(answer) is int:
+        if type(order) is Claim:
+            return make(Added, (answer // 1000, answer / 1_000_000))
+        return True if type(order) is Swap else DONE
+    if type(order) is Swap:
+        return False
+    return found(key_of(order), answer)
+
+
+def found(key: str, answer: bytes) -> Found:
+    """What is there instead of what a step expected."""
+    now, last = TIMES.unpack_from(answer)
+    record = None if last == NO_KEY else unpacked(key, answer[TIMES.size :], last)
+    return make(Found, (record, now / 1_000_000))
+
+
+def command(*texts: bytes) -> bytes:
+    """A command as a server wants it."""
+    return b"*%d\r\n%b" % (len(texts), arguments(*texts))
+
+
+def arguments(*texts: bytes) -> bytes:
+    """Parts of a command."""
+    return b"".join([ARGUMENT % (len(text), text) for text in texts])
+
+
+def _holder(owner: bytes, fence: int) -> bytes:
+    return HOLDER % (9 + len(owner), FENCE.pack(fence), len(owner), owner)
+
+
+def _adding(script: bytes, once: bool, size: int, lease: float, keep: float) -> Shape:
+    """All claims of a policy whose fingerprints have one size."""
+    return Shape(script, 1, _seconds(lease), _seconds(keep), TRAITS.pack(once, 1, size))
+
+
+def _ending(script: bytes, state: State, has_result: bool, keep: float, is_short: bool) -> Shape:
+    """All ends of one kind."""
+    forms = (FULL, PLAIN, BARE) if is_short and state is not State.IN_DOUBT else (FULL,)
+    heads = bytes([ENDED_HEADS[Head(state, has_result, form)] for form in forms])
+    return Shape(script, 2, _seconds(keep), heads)
+
+
+def _holding(script: bytes, lease: float, keep: float) -> Shape:
+    """All renewals of a policy."""
+    return Shape(script, 1, _seconds(lease), _seconds(keep))
+
+
+def _seconds(seconds: float) -> bytes:
+    return repr(seconds).encode()
+
+
+def _lua(*parts: str) -> bytes:
+    folder = Path(__file__).parent / "lua"
+    return b"\n".join([(folder / f"{part}.lua").read_bytes() for part in parts])
