@@ -19,6 +19,10 @@ NO_SUCH_TABLE, ALREADY_THERE = 1146, 1050
 TRY_AGAIN = {1205, 1213}
 """A lock that others kept for too long, a deadlock: all was rolled back."""
 TIMEOUT_SECONDS = 30.0
+SESSION = (
+    "SET time_zone = '+00:00', innodb_lock_wait_timeout = 5 /*M!100300 , idle_transaction_timeout = 5 */"
+)
+"""A relay that freezes in the middle of a transaction holds up others; MariaDB can end it."""
 
 
 class MySQLOutbox:
@@ -175,7 +179,7 @@ class MySQLOutbox:
             read_timeout=TIMEOUT_SECONDS,
             write_timeout=TIMEOUT_SECONDS,
             ssl_disabled=self._address.tls == "no",
-            init_command="SET time_zone = '+00:00', innodb_lock_wait_timeout = 5",
+            init_command=SESSION,
         )
 
 
