@@ -22,7 +22,7 @@ from effectonce import Policy, Receiver, current
 from effectonce.http.fastapi import idempotent, install
 from effectonce.http.webhooks import Event, StandardWebhooks, WebhookRefused, Webhooks
 
-# redis://…, postgresql://… and others work as well, and then the service may run on many machines.
+# redis://…, postgresql://… and others work as well: then many machines may share it, if they share a ledger, too.
 STORE = os.environ.get("EFFECTONCE_STORE", "sqlite:///effects.db")
 BANK_SECRET = os.environ.get("BANK_WEBHOOK_SECRET", "whsec_dGhlIGJhbmsncyBzZWNyZXQsIGZvciBkZW1vcw==")
 LIMIT = Decimal(1000)
@@ -35,7 +35,7 @@ def digest(api_key: str) -> str:
 
 MERCHANTS = {digest("sk_acme"): "acme", digest("sk_globex"): "globex"}
 
-ledger = Ledger(os.environ.get("LEDGER", "ledger.db"))
+ledger = Ledger("ledger.db")
 # The lease is renewed while a handler runs. It is how long the key of a killed process is blocked.
 receiver = Receiver(STORE, policy=Policy.payments(lease="5s"))
 
