@@ -79,6 +79,26 @@ def jetstream(books: Books, receiver: Any, url: str, stream: str) -> None:
     asyncio.run(main())
 
 
+def rabbitmq(books: Books, receiver: Any, url: str, queue: str) -> None:
+    import aio_pika
+
+    from effectonce.messaging import rabbitmq
+
+    async def main() -> None:
+        async with await aio_pika.connect_robust(url) as connection:
+            await aserve(rabbitmq.Consumer(connection, queue, receiver=receiver, **OPTIONS), books)
+
+    asyncio.run(main())
+
+
+def rabbitmq_blocking(books: Books, receiver: Any, url: str, queue: str) -> None:
+    import pika
+
+    from effectonce.messaging import rabbitmq
+
+    serve(rabbitmq.Consumer(pika.URLParameters(url), queue, receiver=receiver, **OPTIONS), books)
+
+
 def order_of(body: bytes) -> Any:
     """The id in a message whose broker would itself drop repetitions that have it in a header."""
     return json.loads(body)["order"]

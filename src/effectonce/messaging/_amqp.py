@@ -1,0 +1,63 @@
+"""What RabbitMQ's two clients have in common: where the id is, how a pause is made, and what a dead letter looks like.
+
+AMQP can't put off a delivery. So a message that is to come later stays here, unacknowledged, and goes back to its
+queue when its pause is over. It keeps its place in the queue and is never copied; if this process dies, the broker
+delivers it at once, which is early but harmless. What is held counts against the prefetch: a consumer whose messages
+all fail comes to rest, rather than carrying the queue in circles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final
+
+from ._delivery import Delivery, candidates
+
+WAIT_SECONDS: Final = 1.0
+PREFETCH_BATCHES: Final = 2
+"""How many batches a consumer holds at most: one that is under way and one that waits."""
+
+
+def delivery_of(
+    handle: Any,
+    queue: str,
+    wanted: Any,
+    *,
+    message_id: object,
+    headers: Mapping[str, Any] | None,
+    timestamp: float | None,
+    body: bytes,
+    redelivered: bool,
+) -> Delivery:
+    """A delivery; quorum queues count, others only say that it is not the first."""
+    found = headers or {}
+    usual = (("the property message_id", message_id), ("the header id", found.get("id")))
+    ids = candidates(wanted, handle, found.get, usual)
+    counted = found.get("x-delivery-count")
+    times = counted + 1 if isinstance(counted, int) else 1 + redelivered
+    return Delivery(handle, queue, ids, body, len(body), timestamp, times)
+
+
+class Held:
+    """Messages that go back to their queue later."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Any]] = []
+        self._order = count()
+
+    def hold(self, until: float, handle: Any) -> None:
+        """Keep a message until then."""
+        heappush(self._heap, (until, next(self._order), handle))
+
+    def due(self, now: float) -> list[Any]:
+        """Those whose pause is over."""
+        found: list[Any] = []
+        while self._heap and self._heap[0][0] <= now:
+            found.append(heappop(self._heap)[2])
+        return found
+
+    def wait(self, now: float) -> float:
+        """How long to wait for new messages before somebody has to look here again."""
+        return min(max(self._heap[0][0] - now, 0.0), WAIT_SECONDS) if self._heap else WAIT_SECONDS

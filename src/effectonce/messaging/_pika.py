@@ -1,0 +1,154 @@
+"""RabbitMQ through pika, on a connection that is opened here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pika  # type: ignore[import-untyped]
+from pika.connection import Parameters  # type: ignore[import-untyped]
+from pika.exceptions import AMQPError, ChannelClosedByBroker  # type: ignore[import-untyped]
+
+from ..errors import UsageError
+from ._amqp import Held, delivery_of
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+
+NOT_FOUND, PRECONDITION_FAILED = 404, 406
+DEFAULT_HEARTBEAT = 60.0
+PERSISTENT = 2
+
+
+class Incoming(NamedTuple):
+    """A message as pika hands it over."""
+
+    method: Any
+    properties: Any
+    body: bytes
+
+
+class Pika:
+    """A queue on a connection of pika, as the loop sees it.
+
+    The connection is not made for several threads at once. The heartbeat uses it beside the handlers, so whoever uses
+    it holds the lock.
+    """
+
+    awaits = False
+    away: tuple[type[Exception], ...] = (AMQPError, OSError)
+
+    def __init__(self, parameters: Any, queue: str, dead: str, prefetch: int, wanted: Any) -> None:
+        if not isinstance(parameters, Parameters):
+            raise UsageError(
+                "Give the parameters of a connection of pika, so that it can be opened again: pika.URLParameters(url)."
+            )
+        self._parameters, self._queue, self._dead = parameters, queue, dead
+        self._prefetch, self._wanted = prefetch, wanted
+        beat = parameters.heartbeat
+        self.deadline: float | None = float(beat) if isinstance(beat, int) and beat else DEFAULT_HEARTBEAT
+        self._connection: Any = None
+        self._channel: Any = None
+        self._incoming: deque[Incoming] = deque()
+        self._held = Held()
+        self._lock = threading.Lock()
+
+    async def open(self) -> None:
+        await self.close()
+        with self._lock:
+            self._connection = pika.BlockingConnection(self._parameters)
+            self._make_dead_queue()
+            channel = self._channel = self._connection.channel()
+            channel.confirm_delivery()
+            channel.basic_qos(prefetch_count=self._prefetch)
+            incoming, self._held = deque[Incoming](), Held()
+            self._incoming = incoming
+            try:
+                channel.queue_declare(self._queue, passive=True)
+            except ChannelClosedByBroker as error:
+                if error.reply_code != NOT_FOUND:
+                    raise
+                raise UsageError(f"There is no queue {self._queue!r}. Declare it first.") from None
+            # A queue that is deleted takes its consumers along, and pika says so in silence.
+            channel.add_on_cancel_callback(lambda _: channel.close())
+            channel.basic_consume(self._queue, lambda _, *message: incoming.append(Incoming(*message)))
+
+    def _make_dead_queue(self) -> None:
+        """On a channel of its own: one that finds a queue with other arguments is closed by the broker."""
+        channel = self._connection.channel()
+        try:
+            channel.queue_declare(self._dead, durable=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != PRECONDITION_FAILED:  # else it is there, and its owner made it otherwise
+                raise
+            return
+        channel.close()
+
+    async def fetch(self, most: int) -> Sequence[Delivery]:
+        now = time.monotonic()
+        with self._lock:
+            for message in self._held.due(now):
+                self._channel.basic_nack(message.method.delivery_tag, requeue=True)
+            if not self._incoming:
+                self._connection.process_data_events(time_limit=self._held.wait(now))
+            waiting = -1
+            while waiting < len(self._incoming) < most:  # what is there already, to claim it together
+                waiting = len(self._incoming)
+                self._connection.process_data_events(time_limit=0)
+            if self._channel.is_closed:
+                raise ConnectionError("the channel is closed")
+        some = min(most, len(self._incoming))
+        return [self._delivery(self._incoming.popleft()) for _ in range(some)]
+
+    def _delivery(self, message: Incoming) -> Delivery:
+        about = message.properties
+        return delivery_of(
+            message,
+            self._queue,
+            self._wanted,
+            message_id=about.message_id,
+            headers=about.headers,
+            timestamp=about.timestamp,
+            body=message.body,
+            redelivered=message.method.redelivered,
+        )
+
+    async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for delivery, verdict in settled:
+                if isinstance(verdict, Nack):
+                    self._held.hold(now + verdict.delay, delivery.handle)
+                    continue
+                if isinstance(verdict, DeadLetter):
+                    self._put_aside(delivery, verdict)
+                assert isinstance(verdict, Ack | DeadLetter)
+                self._channel.basic_ack(delivery.handle.method.delivery_tag)
+            self._connection.process_data_events(time_limit=0)  # so that they are sent
+
+    def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
+        message: Incoming = delivery.handle
+        about = message.properties
+        properties = pika.BasicProperties(
+            headers={**(about.headers or {}), **labels(letter, delivery)},
+            message_id=about.message_id,
+            timestamp=about.timestamp,
+            content_type=about.content_type,
+            content_encoding=about.content_encoding,
+            delivery_mode=PERSISTENT,
+        )
+        # Confirmed by the broker; one that it can't put anywhere is an error.
+        self._channel.basic_publish("", self._dead, message.body, properties, mandatory=True)
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """Answer the broker's heartbeats, which nobody else does while handlers run."""
+        with self._lock:
+            self._connection.process_data_events(time_limit=0)
+
+    async def close(self) -> None:
+        """The broker gives what was not acknowledged to others."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None and connection.is_open:
+                connection.close()

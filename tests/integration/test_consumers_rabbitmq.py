@@ -1,0 +1,229 @@
+"""Consumers of RabbitMQ, through aio-pika and pika: each message's effect happens once, whatever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+from tests.integration.consumers_helpers import SIZES, deliveries, receiver_in, storm
+from tests.unit.receiving import must_not_run
+
+from effectonce import Message, Policy, Receiver
+from effectonce.errors import UsageError
+from effectonce.messaging import rabbitmq as amqp
+from effectonce.testing.clocks import wait_until
+
+CLIENTS = pytest.mark.parametrize("name", ["aio-pika", "pika"])
+
+
+class Queue:
+    """A queue to publish to and to look at, by a client of its own."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url, self.name = url, name
+        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        self._channel = self._connection.channel()
+        self._channel.queue_declare(name, durable=True)
+
+    def publish(self, order: str | None, body: bytes | None = None, **properties: Any) -> None:
+        data = json.dumps({"order": order}).encode() if body is None else body
+        about = pika.BasicProperties(message_id=order, **properties)
+        self._channel.basic_publish("", self.name, data, about)
+
+    def size(self) -> int:
+        """Messages that are ready: not those that a consumer holds."""
+        return int(self._channel.queue_declare(self.name, passive=True).method.message_count)
+
+    def letters(self) -> list[Any]:
+        """The properties of dead letters, taken out."""
+        found: list[Any] = []
+        while (message := self._channel.basic_get(f"{self.name}.dead", auto_ack=True))[0]:
+            found.append(message[1])
+        return found
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def queue(rabbitmq: Any, request: pytest.FixtureRequest) -> Iterator[Queue]:
+    queue = Queue(rabbitmq.url, "".join(each if each.isalnum() else "_" for each in request.node.name))
+    yield queue
+    queue.close()
+
+
+def consume(
+    name: str, queue: Queue, receiver: Receiver, handler: Any, until: Callable[[], object], **options: Any
+) -> None:
+    """Consume, with either client, until something is the case."""
+    choices: dict[str, Any] = {"receiver": receiver, "retry": ("50ms", "100ms")} | options
+    deadline = time.monotonic() + 20
+
+    if name == "pika":
+        consumer = amqp.Consumer(pika.URLParameters(queue.url), queue.name, **choices)
+        stop_when(consumer, until, deadline)
+        consumer.run(handler)
+        return
+
+    async def coroutine(message: Message) -> Any:
+        return handler(message)
+
+    async def main() -> None:
+        async with await aio_pika.connect_robust(queue.url) as connection:
+            consumer = amqp.Consumer(connection, queue.name, **choices)
+            stop_when(consumer, until, deadline)
+            await consumer.arun(coroutine)
+
+    asyncio.run(main())
+
+
+def stop_when(consumer: amqp.Consumer, condition: Callable[[], object], deadline: float) -> None:
+    """Have a consumer look at a condition after every round of its loop."""
+    broker: Any = consumer._broker
+    fetch = broker.fetch
+
+    async def fetch_and_look(most: int) -> Any:
+        if condition():
+            consumer.stop()
+            return ()
+        assert time.monotonic() < deadline
+        return await fetch(most)
+
+    broker.fetch = fetch_and_look
+
+
+@SIZES
+@pytest.mark.parametrize("kind", ["rabbitmq", "rabbitmq_blocking"])
+def test_killed_consumers_leave_each_effect_once(
+    kind: str, messages: int, queue: Queue, tmp_path: Path
+) -> None:
+    """Messages that come up to four times, and a consumer killed in the middle: each effect once, nothing left."""
+    for order in deliveries(messages):
+        queue.publish(order)
+    storm(kind, tmp_path, messages, lambda: queue.size() == 0, url=queue.url, queue=queue.name)
+    with receiver_in(tmp_path) as receiver:
+        while queue.size():  # what the last consumer had in hand, when it ended, is known to be done
+            amqp.Consumer(pika.URLParameters(queue.url), queue.name, receiver=receiver).run_once(must_not_run)
+    assert queue.letters() == []
+
+
+@CLIENTS
+def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str, queue: Queue) -> None:
+    """What can never be processed goes to the dead-letter queue, whole; good messages around it are handled."""
+    queue.publish("good-1")
+    queue.publish(None, b"{}")
+    queue.publish(None, b"{}", headers={"id": 7})
+    queue.publish("undecodable", b"{", headers={"trace": "t-1"}, timestamp=int(time.time()))
+    queue.publish("future", timestamp=int(time.time()) + 3600)
+    queue.publish("large", json.dumps("x" * 2000).encode())
+    queue.publish("good-1", b'{"order": "another"}')
+    queue.publish(None, b'{"order": "good-2"}', headers={"id": "good-2"})
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+
+        def handler(message: Message) -> None:
+            ran.append(message.payload["order"])
+
+        consume(name, queue, receiver, handler, lambda: "good-2" in ran, max_body=1000)
+    assert sorted(ran) == ["good-1", "good-2"]
+    letters = queue.letters()
+    reasons = [letter.headers["dead-reason"] for letter in letters]
+    assert reasons == ["no_id", "invalid_id", "undecodable", "future", "too_large", "mismatch"]
+    assert "message_id" in letters[0].headers["dead-detail"], "it says where an id was looked for"
+    assert (letters[2].message_id, letters[2].headers["trace"]) == ("undecodable", "t-1")
+    assert "dead-first-seen" in letters[2].headers
+    assert queue.size() == 0
+
+
+@CLIENTS
+def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(name: str, queue: Queue) -> None:
+    """A handler's exception gives the message back, only this one; used-up attempts make it a dead letter."""
+    for order in ("fine", "flaky", "poison"):
+        queue.publish(order)
+    ran: list[str] = []
+    letters: list[Any] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        if message.id == "poison" or (message.id == "flaky" and ran.count("flaky") < 2):
+            raise ValueError("not today")
+
+    def is_over() -> bool:
+        letters.extend(queue.letters() if ran else [])
+        return bool(letters) and ran.count("flaky") == 2
+
+    with Receiver("memory://", policy=Policy(max_attempts=3)) as receiver:
+        consume(name, queue, receiver, handler, is_over)
+    assert sorted(ran) == ["fine", "flaky", "flaky", "poison", "poison", "poison"]
+    (letter,) = letters
+    assert letter.headers["dead-reason"] == "attempts_exhausted"
+    assert letter.headers["dead-attempts"] == "3"
+    assert queue.size() == 0
+
+
+@CLIENTS
+def test_what_waits_for_its_next_delivery_goes_back_when_the_consumer_ends(name: str, queue: Queue) -> None:
+    """A message whose pause is long is nobody's when its consumer has stopped: the broker has it again."""
+    queue.publish("failing")
+    ran: list[str] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        raise ValueError("not today")
+
+    with Receiver("memory://") as receiver:
+        consume(name, queue, receiver, handler, lambda: ran, retry=("1h", "1h"))
+        assert queue.size() == 1
+        consume(name, queue, receiver, handler, lambda: len(ran) > 1, retry=("1h", "1h"))
+    assert ran == ["failing"] * 2
+
+
+def test_heartbeats_are_answered_while_a_handler_runs(queue: Queue) -> None:
+    """With pika nobody else would: the broker would cut the connection, and the acknowledgement with it."""
+    queue.publish("slow")
+    ran: list[str] = []
+    beats: list[int] = []
+    with Receiver("memory://") as receiver:
+        consumer = amqp.Consumer(
+            pika.URLParameters(f"{queue.url}?heartbeat=1"), queue.name, receiver=receiver
+        )
+        broker: Any = consumer._broker
+        extend = broker.extend
+
+        async def counted(under_way: Any) -> None:
+            await extend(under_way)
+            beats.append(len(under_way))
+
+        def slow(message: Message) -> None:
+            ran.append(message.id)
+            wait_until(lambda: len(beats) >= 10)  # a third of a second each: the broker's patience is two
+
+        broker.extend = counted
+        stop_when(consumer, lambda: ran, time.monotonic() + 20)
+        consumer.run(slow)
+    assert ran == ["slow"]
+    assert queue.size() == 0
+
+
+@CLIENTS
+def test_a_queue_that_is_not_there_is_told(name: str, queue: Queue) -> None:
+    """Rather than waited for: its name is probably wrong."""
+    queue.name = "nobody-declared-this"
+    with Receiver("memory://") as receiver, pytest.raises(UsageError, match="Declare it first"):
+        consume(name, queue, receiver, print, lambda: False)
+
+
+def test_a_connection_of_another_kind_is_told(queue: Queue) -> None:
+    """Pika's own connection can't be opened again, so its parameters are asked for."""
+    with Receiver("memory://") as receiver:
+        with pytest.raises(UsageError, match="URLParameters"):
+            amqp.Consumer(queue._connection, "q", receiver=receiver)
+        with pytest.raises(UsageError, match="neither"):
+            amqp.Consumer("amqp://", "q", receiver=receiver)
