@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -101,25 +102,30 @@ def own_pythons(*, with_drivers: bool) -> dict[str, Path]:
 
 
 def rival_pythons() -> dict[str, Path]:
-    """The interpreter of the rivals' environment, which is made the first time. Same Python as ours."""
+    """The interpreter of the rivals' environment, for each of them."""
+    return dict.fromkeys(RIVALS, environment("bench", (*RIVALS.values(), *COMPANIONS)))
+
+
+def environment(kind: str, packages: Sequence[str]) -> Path:
+    """The interpreter of an environment with some packages, which is made the first time. Same Python as ours."""
     version = ".".join(map(str, sys.version_info[:3]))
-    home = ROOT / ".venvs" / f"bench-{version}"
+    home = ROOT / ".venvs" / f"{kind}-{version}"
     python, stamp = home / "bin" / "python", home / "stamp"
-    wanted = "\n".join((*RIVALS.values(), *COMPANIONS))
+    wanted = "\n".join(packages)
     if not (stamp.exists() and stamp.read_text() == wanted):
-        print(f"installing {', '.join(RIVALS.values())} ...", file=sys.stderr)
-        _install(home, python)
+        print(f"installing {', '.join(packages)} ...", file=sys.stderr)
+        _install(home, python, packages)
         stamp.write_text(wanted)
-    return dict.fromkeys(RIVALS, python)
+    return python
 
 
-def _install(home: Path, python: Path) -> None:
+def _install(home: Path, python: Path, packages: Sequence[str]) -> None:
     # The root commands know what a bare Debian lacks for a virtual environment, so their function makes this one too.
     make = 'source "$1/scripts/environment.sh" && make_venv "$2" "$3"'
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     for command in (
         ["bash", "-c", make, "bash", str(ROOT), sys.executable, str(home)],
-        [*pip, *RIVALS.values(), *COMPANIONS],
+        [*pip, *packages],
     ):
         done = subprocess.run(command, check=False, stdout=sys.stderr)
         if done.returncode:
