@@ -99,6 +99,15 @@ def rabbitmq_blocking(books: Books, receiver: Any, url: str, queue: str) -> None
     serve(rabbitmq.Consumer(pika.URLParameters(url), queue, receiver=receiver, **OPTIONS), books)
 
 
+def sqs(books: Books, receiver: Any, url: str, **settings: Any) -> None:
+    import boto3
+
+    from effectonce.messaging import sqs
+
+    client = boto3.client("sqs", **settings)
+    serve(sqs.Consumer(client, url, receiver=receiver, visibility="2s", wait="1s", **OPTIONS), books)
+
+
 def order_of(body: bytes) -> Any:
     """The id in a message whose broker would itself drop repetitions that have it in a header."""
     return json.loads(body)["order"]

@@ -1,0 +1,207 @@
+"""Consumers of SQS, standard and FIFO: each message's effect happens once, whatever dies in between."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import boto3
+import pytest
+from tests.integration.consumers_helpers import SIZES, deliveries, storm
+
+from effectonce import Message, Policy, Receiver
+from effectonce.errors import UsageError
+from effectonce.messaging import sqs as messaging_sqs
+from effectonce.testing.clocks import wait_until
+
+KINDS = pytest.mark.parametrize("suffix", ["", ".fifo"], ids=["standard", "fifo"])
+
+
+class Queue:
+    """A queue to send to and to look at."""
+
+    def __init__(self, server: Any, name: str) -> None:
+        place = parse_qs(urlsplit(server.url).query)
+        self.settings = {"region_name": place["region"][0], "endpoint_url": place["endpoint"][0]}
+        self.client = boto3.client("sqs", **self.settings)
+        self.is_fifo = name.endswith(".fifo")
+        attributes = {"FifoQueue": "true"} if self.is_fifo else {}
+        self.url = self.client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+        self._sent = 0
+
+    def send(self, order: str | None, body: str | None = None, group: str = "g", **attributes: Any) -> None:
+        self._sent += 1
+        text = json.dumps({"order": order}) if body is None else body
+        own = dict(attributes)
+        if order is not None:
+            own["id"] = {"DataType": "String", "StringValue": order}
+        # Each sending is one of its own for SQS, as a sender's second try may be.
+        fifo = {"MessageGroupId": group, "MessageDeduplicationId": f"s-{self._sent}"} if self.is_fifo else {}
+        self.client.send_message(QueueUrl=self.url, MessageBody=text, MessageAttributes=own, **fifo)
+
+    def size(self) -> int:
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]
+        return sum(int(found[name]) for name in names)
+
+    def letters(self) -> list[dict[str, Any]]:
+        """Dead letters: their attributes, and under "" the body."""
+        url = self.url.removesuffix(".fifo") + "-dead" + (".fifo" if self.is_fifo else "")
+        found: list[dict[str, Any]] = []
+        while messages := self.client.receive_message(
+            QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
+        ).get("Messages"):
+            for message in messages:
+                own = {name: value.get("StringValue") for name, value in message["MessageAttributes"].items()}
+                found.append({"": message["Body"], **own})
+                self.client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return found
+
+
+@pytest.fixture
+def queue(sqs: Any, request: pytest.FixtureRequest) -> Iterator[Queue]:
+    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[-60:]
+    suffix = ".fifo" if "fifo" in request.node.name else ""
+    queue = Queue(sqs, name + suffix)
+    yield queue
+    queue.client.close()
+
+
+def consumer_of(queue: Queue, receiver: Receiver, **options: Any) -> messaging_sqs.Consumer:
+    choices: dict[str, Any] = {"visibility": "30s", "wait": "1s", "retry": ("100ms", "100ms")}
+    return messaging_sqs.Consumer(queue.client, queue.url, receiver=receiver, **(choices | options))
+
+
+def until(consumer: messaging_sqs.Consumer, handler: Any, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        consumer.run_once(handler)
+
+
+@SIZES
+@KINDS
+def test_killed_consumers_leave_each_effect_once(
+    suffix: str, messages: int, queue: Queue, tmp_path: Path
+) -> None:
+    """Messages that come up to four times, and a consumer killed in the middle: each effect once, nothing left.
+
+    In a FIFO queue the effects of each group are in the order in which they were first sent.
+    """
+    sent = deliveries(messages)
+    for order in sent:
+        queue.send(order, group=f"g{int(order[2:]) % 5}")
+    effects = storm("sqs", tmp_path, messages, lambda: queue.size() == 0, url=queue.url, **queue.settings)
+    assert queue.letters() == []
+    if queue.is_fifo:
+        first_sent = list(dict.fromkeys(sent))
+        for group in range(5):
+            mine = [effect for effect in effects if int(effect[2:]) % 5 == group]
+            assert mine == [order for order in first_sent if int(order[2:]) % 5 == group]
+
+
+@KINDS
+def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(suffix: str, queue: Queue) -> None:
+    """What can never be processed goes to the dead-letter queue, whole; good messages around it are handled."""
+    number = {"DataType": "Number", "StringValue": "7"}
+    queue.send("good-1", group="1")
+    queue.send("undecodable", "{", group="2", trace={"DataType": "String", "StringValue": "t-1"})
+    queue.send(None, group="3", id=number)
+    queue.send("x" * 300, group="4")
+    queue.send("large", json.dumps("x" * 2000), group="5")
+    queue.send("good-1", '{"order": "another"}', group="6")
+    queue.send("good-2", group="7")
+    queue.send(None, '{"order": "no id"}', group="8")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consumer = consumer_of(queue, receiver, max_body=1000)
+        until(consumer, lambda message: ran.append(message.payload["order"]), lambda: queue.size() == 0)
+    assert sorted(ran) == ["good-1", "good-2", "no id"], "without an id of the sender's, that of SQS serves"
+    letters = {letter["dead-reason"]: letter for letter in queue.letters()}
+    assert sorted(letters) == ["invalid_id", "mismatch", "too_large", "undecodable"]
+    assert letters["undecodable"][""] == "{"
+    assert letters["undecodable"]["id"] == "undecodable"
+    assert letters["undecodable"]["trace"] == "t-1"
+    assert "dead-first-seen" in letters["undecodable"]
+
+
+def test_a_letter_with_many_attributes_keeps_them(queue: Queue) -> None:
+    """SQS allows ten: then the sender's are put together in one."""
+    many = {f"a{number}": {"DataType": "String", "StringValue": "v"} for number in range(9)}
+    queue.send("undecodable", "{", **many)
+    with Receiver("memory://") as receiver:
+        consumer_of(queue, receiver).run_once(print)
+    (letter,) = queue.letters()
+    assert json.loads(letter["dead-attributes"])["a8"] == "v"
+    assert letter["dead-reason"] == "undecodable"
+
+
+def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(queue: Queue) -> None:
+    """A handler's exception gives the message back, only this one; used-up attempts make it a dead letter."""
+    for order in ("fine", "flaky", "poison"):
+        queue.send(order)
+    ran: list[str] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        if message.id == "poison" or (message.id == "flaky" and ran.count("flaky") < 2):
+            raise ValueError("not today")
+
+    with Receiver("memory://", policy=Policy(max_attempts=2)) as receiver:
+        until(consumer_of(queue, receiver), handler, lambda: queue.size() == 0)
+    assert sorted(ran) == ["fine", "flaky", "flaky", "poison", "poison"]
+    (letter,) = queue.letters()
+    assert (letter["dead-reason"], letter["dead-attempts"]) == ("attempts_exhausted", "2")
+
+
+def test_a_fifo_group_stops_at_its_first_failure(queue: Queue) -> None:
+    """What comes after it waits, in order; other groups go on."""
+    for order in ("a1", "b1", "a2", "a3", "b2"):
+        queue.send(order, group=order[0])
+    ran: list[str] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        if message.id == "a1" and ran.count("a1") < 2:
+            raise ValueError("not yet")
+
+    with Receiver("memory://") as receiver:
+        until(consumer_of(queue, receiver), handler, lambda: queue.size() == 0)
+    assert [order for order in ran if order[0] == "a"] == ["a1", "a1", "a2", "a3"]
+    assert [order for order in ran if order[0] == "b"] == ["b1", "b2"]
+
+
+def test_a_long_handler_keeps_its_message(queue: Queue) -> None:
+    """While a handler runs, its message stays invisible, although that takes longer than its visibility."""
+    queue.send("slow")
+    beats: list[int] = []
+
+    def slow(message: Message) -> None:
+        wait_until(lambda: len(beats) >= 6)  # a third of the visibility each
+        rival = queue.client.receive_message(QueueUrl=queue.url, WaitTimeSeconds=0)
+        assert not rival.get("Messages")
+
+    with Receiver("memory://") as receiver:
+        consumer = consumer_of(queue, receiver, visibility="1s")
+        broker: Any = consumer._broker
+        extend = broker.extend
+
+        async def counted(under_way: Any) -> None:
+            await extend(under_way)
+            beats.append(len(under_way))
+
+        broker.extend = counted
+        consumer.run_once(slow)
+    assert queue.size() == 0
+
+
+def test_settings_that_sqs_would_refuse_are_told(queue: Queue) -> None:
+    """Before anything is asked of SQS."""
+    with Receiver("memory://") as receiver:
+        for wrong in ({"visibility": "13h"}, {"visibility": "500ms"}, {"wait": "30s"}):
+            with pytest.raises(UsageError, match="visibility"):
+                consumer_of(queue, receiver, **wrong)
