@@ -686,6 +686,38 @@ def test_round_trips_of_a_batch(postgres_scene: Scene) -> None:
         assert proxy.bursts - before <= 2
 
 
+def test_what_psycopg_forgets_is_prepared_again(postgres_scene: Scene) -> None:
+    """Psycopg has everything that is prepared forgotten at a rollback; whatever its user does, nothing is missed."""
+    scene = postgres_scene
+    random = Random(3)
+
+    def fail(message: Message) -> None:
+        raise ValueError("no")
+
+    with closing(scene.connect()) as connection:
+        for number in range(60):
+            on = scene.receiver.on(connection)
+            id = f"m{number if random.random() < 0.7 else random.randrange(number + 1)}"
+            if random.random() < 0.3:
+                connection.execute("SELECT %s::text", ("x",), prepare=True)
+            if random.random() < 0.2:
+                with pytest.raises(ValueError, match="no"):
+                    on.process(Message(id=f"{id}-fails"), fail)
+            on.process(Message(id=id), scene.handler(connection))
+            ends = (
+                connection.commit,
+                connection.rollback,
+                lambda: connection.execute("ROLLBACK"),
+                lambda: None,
+            )
+            random.choice(ends)()
+        with connection.pipeline():  # a pipeline of the user's own
+            assert scene.receiver.on(connection).process(Message(id="p"), lambda message: 1).value == 1
+        connection.prepare_threshold = None
+        assert scene.receiver.on(connection).process(Message(id="q"), lambda message: 1).value == 1
+        connection.commit()
+
+
 # Adapters
 
 

@@ -7,6 +7,8 @@ here speaks to. A driver is never imported for it: whoever has such a connection
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -40,14 +42,20 @@ def adapt(connection: Any) -> Adapter:
     """The adapter of a connection, session or database wrapper; an Adapter is its own."""
     if isinstance(connection, Adapter):
         return connection
-    for kind in type(connection).__mro__:
-        found = ADAPTERS.get((kind.__module__.partition(".")[0], kind.__name__))
+    kind: Any = type(connection)
+    return _adapter_of(kind)(connection)
+
+
+@lru_cache(maxsize=64)
+def _adapter_of(kind: type[Any]) -> Callable[[Any], Adapter]:
+    for each in kind.__mro__:
+        found = ADAPTERS.get((each.__module__.partition(".")[0], each.__name__))
         if found is not None:
             module, _, name = found.partition(":")
-            adapter: Adapter = getattr(import_module(f".{module}", __name__), name)(connection)
+            adapter: Callable[[Any], Adapter] = getattr(import_module(f".{module}", __name__), name)
             return adapter
     raise UsageError(
-        f"{type(connection).__module__}.{type(connection).__qualname__} is no connection that effectonce knows. Known "
-        "are those of sqlite3, psycopg, asyncpg, PyMySQL and asyncmy, SQLAlchemy's connections and sessions, and "
-        "django.db.connection. A pool or an engine is no connection: take one out of it first."
+        f"{kind.__module__}.{kind.__qualname__} is no connection that effectonce knows. Known are those of sqlite3, "
+        "psycopg, asyncpg, PyMySQL and asyncmy, SQLAlchemy's connections and sessions, and django.db.connection. A "
+        "pool or an engine is no connection: take one out of it first."
     )

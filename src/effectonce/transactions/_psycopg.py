@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from .base import Adapter, Dialect, Result, Statement, Values, plain
+from .base import Adapter, Dialect, Result, Statement, Values, gone_or_raised, plain
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
+
+    from ._psycopg_talk import Spoken
 
 
 class _Psycopg(Adapter):
@@ -17,6 +19,27 @@ class _Psycopg(Adapter):
     dialect: Dialect = "postgresql"
     how_to_begin = "with connection.transaction(): …, or connect without autocommit=True."
     _connection: Any
+
+    def may_talk(self) -> bool:
+        from ._psycopg_talk import may_talk
+
+        return self.pipelines and may_talk(self._connection)
+
+    async def savepoint(self, name: str) -> None:
+        await self._command(f"SAVEPOINT {name}")
+
+    async def release(self, name: str) -> None:
+        with gone_or_raised():
+            await self._command(f"RELEASE SAVEPOINT {name}")
+
+    async def roll_back_to(self, name: str) -> None:
+        with gone_or_raised():
+            await self._command(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
+
+    async def _command(self, *commands: str) -> None:
+        """Have commands done; past psycopg's cursors, which at a ROLLBACK have all that is prepared forgotten."""
+        calls = [(command, ()) for command in commands]
+        await (self.talk(calls) if self.may_talk() else self.execute_all(calls))
 
     def in_transaction(self) -> bool:
         from psycopg.pq import TransactionStatus
@@ -35,6 +58,12 @@ class Psycopg(_Psycopg):
         self._connection = connection
         self._cursor: Callable[[], Any] = lambda: RawCursor(connection, row_factory=tuple_row)
         self.pipelines = Pipeline.is_supported()
+
+    async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
+        from ._psycopg_talk import talk
+
+        with self._connection.lock:
+            return cast("list[Result]", self._connection.wait(talk(self._connection, calls)))
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         return self._result(self._cursor().execute(sql.encode(), values or None))
@@ -65,6 +94,12 @@ class AsyncPsycopg(_Psycopg):
         self._connection = connection
         self._cursor: Callable[[], Any] = lambda: AsyncRawCursor(connection, row_factory=tuple_row)
         self.pipelines = AsyncPipeline.is_supported()
+
+    async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
+        from ._psycopg_talk import talk
+
+        async with self._connection.lock:
+            return cast("list[Result]", await self._connection.wait(talk(self._connection, calls)))
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         return await self._result(await self._cursor().execute(sql.encode(), values or None))

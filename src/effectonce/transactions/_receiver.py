@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from .._receiver import Receiver
 from ..errors import ColourMismatch, UsageError
@@ -71,23 +73,23 @@ class _OtherColour:
 
 def store_on(adapter: Adapter, store: Store) -> TransactionStore:
     """The records of a store over a user's connection, if that can see them."""
+    dialect, form = _form_of(type(store))
+    if dialect != adapter.dialect:
+        raise UsageError(
+            f"The receiver's records are in {type(store).__name__}, and this connection is to {adapter.dialect}. "
+            "Both have to be the same database, because only then one transaction can hold record and effect."
+        )
+    return form(adapter, store)
+
+
+@lru_cache(maxsize=64)
+def _form_of(kind: type[Store]) -> tuple[str, Callable[[Adapter, Any], TransactionStore]]:
+    """The dialect of a store, and its form in a transaction."""
     for dialect, (module, name, home, form) in STORES.items():
-        kind = getattr(import_module(f"effectonce.stores.{module}"), name) if _is_used(module) else None
-        if kind is None or not isinstance(store, kind):
-            continue
-        if dialect != adapter.dialect:
-            raise UsageError(
-                f"The receiver's records are in {type(store).__name__}, and this connection is to {adapter.dialect}. "
-                "Both have to be the same database, because only then one transaction can hold record and effect."
-            )
-        made = getattr(import_module(f".{home}", __package__), form)(adapter, store)
-        return cast("TransactionStore", made)
+        loaded = sys.modules.get(f"effectonce.stores.{module}")  # one that is not can't be the receiver's
+        if loaded is not None and issubclass(kind, getattr(loaded, name)):
+            return dialect, getattr(import_module(f".{home}", __package__), form)
     raise UsageError(
-        f"The receiver's records are in a {type(store).__name__}, which is no SQL database, so they can't be part of a "
+        f"The receiver's records are in a {kind.__name__}, which is no SQL database, so they can't be part of a "
         "transaction. Open the receiver on the database of the connection: sqlite:///, postgresql:// or mysql://."
     )
-
-
-def _is_used(module: str) -> bool:
-    """Whether a store is loaded: one that is not can't be the receiver's, and would bring its driver."""
-    return f"effectonce.stores.{module}" in sys.modules

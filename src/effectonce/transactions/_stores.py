@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 from uuid import UUID
+from weakref import WeakSet
 
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, State, Verdict
 from ..errors import StoreMismatch, UsageError
 from ..stores._steps import DONE, Add, Added, End, Found, Read, Step, SteppingStore, Swap
 from ..stores.base import StoreStats
-from .base import LOCK_TIMED_OUT, NO_SUCH_TABLE, Adapter, Result, Statement, Values, code_of, gone_or_raised
+from .base import LOCK_TIMED_OUT, NO_SUCH_TABLE, Adapter, Result, Values, code_of, gone_or_raised
 
 if TYPE_CHECKING:
     from ..stores.postgres import PostgresStore
@@ -176,6 +177,10 @@ class InSQLite(TransactionStore):
         return Found(self._rows._from_row(key, rows[0]) if rows else None, now)
 
 
+_EXPECT_KNOWN: WeakSet[Any] = WeakSet()
+"""Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
+
+
 class InPostgres(TransactionStore):
     """Over a connection to the database that the table is in. Steps of a kind are the rows of one statement."""
 
@@ -183,22 +188,27 @@ class InPostgres(TransactionStore):
         super().__init__(adapter)
         from ..stores import _postgres_steps
 
-        self._sql, self._steps = store._table.sql, _postgres_steps
+        self._store, self._sql, self._steps = store, store._table.sql, _postgres_steps
 
     async def now(self) -> float:
         """The server's clock."""
         return cast("float", (await self.ask(self._sql.one["now"].text)).rows[0][0])
 
     async def open(self, claim: Claim, name: str) -> Decision:
-        """Claim and mark; in one round trip where the driver can, since both are nearly always wanted."""
+        """Claim and mark: in one round trip where the driver can, if the last claim was for a new key too."""
         if self.at_once or not claim.may_create or not self.adapter.pipelines:
             return await super().open(claim, name)
-        steps = self._steps
-        add = (self._sql.one["add"].text, _sendable(steps.add_values(claim)))
+        if self._store in _EXPECT_KNOWN:
+            decision = await super().open(claim, name)
+            if decision.verdict in GRANTED:
+                _EXPECT_KNOWN.discard(self._store)
+            return decision
+        add, values = self._sql.one["add"], self._steps.add_values(claim)
         with self.errors():
-            added, _ = await self.adapter.execute_all((add, (f"SAVEPOINT {name}", ())))
-        decision = await self._decided(claim, steps._added_or_found(claim.key, added.rows[0]))
+            added, _ = await self._together((add, values), (f"SAVEPOINT {name}", ()))
+        decision = await self._decided(claim, self._steps._added_or_found(claim.key, added.rows[0]))
         if decision.verdict not in GRANTED:
+            _EXPECT_KNOWN.add(self._store)
             await self.adapter.release(name)
         return decision
 
@@ -216,10 +226,21 @@ class InPostgres(TransactionStore):
         """Forget the mark and end the claim, likewise."""
         if name is None or not self.adapter.pipelines:
             return await super().close_with(completion, name)
-        end: Statement = (self._sql.one["end"].text, _sendable(self._steps.end_values(completion)))
+        end, values = self._sql.one["end"], self._steps.end_values(completion)
         with gone_or_raised():
-            _, ended = await self.adapter.execute_all(((f"RELEASE SAVEPOINT {name}", ()), end))
+            _, ended = await self._together((f"RELEASE SAVEPOINT {name}", ()), (end, values))
         return Ending.DONE if ended.rows else await self.complete(completion)
+
+    async def _together(self, *calls: tuple[Any, Values]) -> list[Result]:
+        """Have a statement and a command done in one round trip."""
+        if self.adapter.may_talk():
+            return await self.adapter.talk(calls)
+        return await self.adapter.execute_all(
+            [
+                (call, ()) if isinstance(call, str) else (call.text, _sendable(values))
+                for call, values in calls
+            ]
+        )
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done. Who has waited in vain, because another transaction was first, has to look again."""
@@ -230,9 +251,9 @@ class InPostgres(TransactionStore):
                 if replies[place] is look:
                     steps[place] = Read(steps[place].key)
             for group in grouped(steps, places):
-                statement, values = group.call(self._sql, steps)
-                rows = (await self.ask(statement.text, _sendable(values))).rows
-                group.settle(rows, steps, replies)
+                with self.errors():
+                    (done,) = await self._together(group.call(self._sql, steps))
+                group.settle(done.rows, steps, replies)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply

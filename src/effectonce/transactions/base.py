@@ -71,6 +71,14 @@ class Adapter(ABC):
         """Have several done, in order and up to the first that fails; in one round trip where the driver can."""
         return [await self.execute(sql, values) for sql, values in statements]
 
+    def may_talk(self) -> bool:
+        """Whether ``talk`` is to be had now."""
+        return False
+
+    async def talk(self, calls: Sequence[Any]) -> list[Result]:
+        """Have statements of a store done in one round trip, at less than ``execute_all`` costs."""
+        raise NotImplementedError
+
     # Savepoints. A name is good for one savepoint.
 
     def new_name(self) -> str:
