@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from .._records import Claim, Completion, Record, Renewal, State, make
 from ._redis_records import (
@@ -85,27 +85,25 @@ class Shape:
         return b"".join([self._start(len(names)), *names, self._common, *each])
 
 
+Parts = tuple[Shape, bytes, bytes]
+"""A step in pieces: what it shares with others, the name of its key and its arguments, both as they are sent."""
+
+
 class Bundle(Generic[W]):
     """Steps that travel together, and who waits for the answer to each."""
 
-    __slots__ = ("_arguments", "_names", "_shape", "whose")
+    __slots__ = ("_shape", "arguments", "names", "whose")
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._names: list[bytes] = []
-        self._arguments: list[bytes] = []
+        self.names: list[bytes] = []
+        self.arguments: list[bytes] = []
         self.whose: list[W] = []
-
-    def add(self, name: bytes, argument: bytes, who: W) -> None:
-        """Take a step along."""
-        self._names.append(name)
-        self._arguments.append(argument)
-        self.whose.append(who)
 
     @property
     def command(self) -> bytes:
         """The command for all of them."""
-        return self._shape.commands(self._names, self._arguments)
+        return self._shape.commands(self.names, self.arguments)
 
 
 class Bundles(Generic[W]):
@@ -122,19 +120,17 @@ class Bundles(Generic[W]):
         shape, name, argument = parts
         bundle = self._open.get(shape)
         if bundle is None or len(argument) > LARGEST or len(bundle.whose) >= MOST:
-            bundle = Bundle(shape)
-            self.all.append(bundle)
-            if len(argument) <= LARGEST:
-                self._open[shape] = bundle
-        bundle.add(name, argument, who)
+            bundle = self._new(shape, len(argument))
+        bundle.names.append(name)
+        bundle.arguments.append(argument)
+        bundle.whose.append(who)
 
-
-class Parts(NamedTuple):
-    """A step in pieces: what it shares with others, the name of its key and its arguments, both as they are sent."""
-
-    shape: Shape
-    name: bytes
-    argument: bytes
+    def _new(self, shape: Shape, size: int) -> Bundle[W]:
+        bundle = Bundle[W](shape)
+        self.all.append(bundle)
+        if size <= LARGEST:
+            self._open[shape] = bundle
+        return bundle
 
 
 class Commands:
@@ -174,21 +170,20 @@ class Commands:
 
     def bundled(self, orders: Iterable[Order]) -> list[Bundle[int]]:
         """The commands that take many steps; each of them belongs to who has its number."""
-        bundles, parts = Bundles[int](), self.parts
+        bundles, kinds = Bundles[int](), self._kinds
         for number, order in enumerate(orders):
-            bundles.add(parts(order), number)
+            bundles.add(kinds[type(order)](order), number)
         return bundles.all
 
     def watching(self, record: Record) -> bytes:
         """The command that asks to be told when a held record changes."""
-        _, _, owner, fence, _, _, _, _, _, _ = record
-        return self._watch.command(arguments(self.name(record.key)), _holder(owner, fence))
+        return self._watch.command(arguments(self.name(record.key)), _holder(record.owner, record.fence))
 
     def _claim(self, claim: Claim) -> Parts:
         key, owner, fingerprint, lease, keep, once, _, _ = claim
         name, length, size = (self._prefix + key).encode(), len(owner), len(fingerprint)
         argument = OWNER % (1 + length + size, length, owner, fingerprint)
-        return make(Parts, (self._add(once, size, lease, keep), ARGUMENT % (len(name), name), argument))
+        return self._add(once, size, lease, keep), ARGUMENT % (len(name), name), argument
 
     def _completion(self, completion: Completion) -> Parts:
         key, owner, fence, state, result, keep, _ = completion
@@ -197,19 +192,19 @@ class Commands:
         holder, rest = FENCE.pack(fence), short(fence) if is_short else NO_FENCE
         argument = ENDING % (9 + length, holder, length, owner, SHORT + len(body), rest, body)
         shape = self._end(state, result is not None, keep, is_short)
-        return make(Parts, (shape, ARGUMENT % (len(name), name), argument))
+        return shape, ARGUMENT % (len(name), name), argument
 
     def _renewal(self, renewal: Renewal) -> Parts:
         key, owner, fence, lease, keep = renewal
-        return Parts(self._hold(lease, keep), arguments(self.name(key)), _holder(owner, fence))
+        return self._hold(lease, keep), arguments(self.name(key)), _holder(owner, fence)
 
     def _swapping(self, swap: Swap) -> Parts:
         last = last_of(swap.after)
         texts = (packed(swap.before), packed(swap.after), b"" if last is None else b"%d" % last)
-        return Parts(self._swap, arguments(self.name(swap.key)), arguments(*texts))
+        return self._swap, arguments(self.name(swap.key)), arguments(*texts)
 
     def _reading(self, key: str) -> Parts:
-        return Parts(self._read, arguments(self.name(key)), b"")
+        return self._read, arguments(self.name(key)), b""
 
 
 def order_of(step: Step) -> Order:

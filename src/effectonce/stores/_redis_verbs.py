@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 from .._protocol import decide_claim, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, State
 from ..errors import StoreError
-from ._redis_commands import Answer, Commands, Order, answers, command, found, order_of, understood
+from ._redis_commands import Commands, Order, answers, command, found, order_of, understood
 from ._redis_records import OUTLINE_SIZE, outline
 from ._redis_routes import Dialogue, Routes
 from ._redis_wire import Address, Answers, ReplyError, Requests, complaint
@@ -254,7 +254,7 @@ class Verbs(SteppingStore):
             going = [(number, talk, reply) for (number, talk, _), reply in zip(steps, replies, strict=True)]
         return [ended[number] for number in sorted(ended)]
 
-    async def _deliver(self, orders: Sequence[Order]) -> list[Answer]:
+    async def _deliver(self, orders: Sequence[Order]) -> list[Any]:
         """Take steps one by one, wherever that leads. What was done before may be done again."""
         return await self._hold(self.routes.delivering(orders)) if orders else []
 
