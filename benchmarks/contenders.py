@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("raw", "effectonce")
+OURS = ("raw", "effectonce", "web")
 RIVALS = {
     "exactly_once": "exactly-once[redis,postgres]==0.2.1",
     "idemkit": "idemkit[redis,postgres]==1.0.2",
@@ -98,7 +98,7 @@ def own_pythons(*, with_drivers: bool) -> dict[str, Path]:
     What needs no driver is measured without any package installed, as the core of effectonce is meant to be used.
     """
     python = Path(sys.executable if with_drivers else sys._base_executable)
-    return dict.fromkeys((*OURS, "usual"), python)
+    return dict.fromkeys((*OURS, "usual", "web_peer"), python)
 
 
 def rival_pythons() -> dict[str, Path]:
