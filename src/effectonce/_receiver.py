@@ -23,6 +23,7 @@ from ._keeper import Keeper
 from ._messages import Message, Outcome
 from ._records import Claim, Record, State, make
 from .claims import Claiming
+from .codec import module_of
 from .errors import ColourMismatch, EffectOnceError, InvalidKey, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
 from .hooks import ASIDE, EventKind, Events, Hook, Stats
@@ -406,7 +407,7 @@ class Receiver:
             raise UsageError(
                 f"{function!r} has no name of its own to be remembered by. Give it an operation=."
             )
-        name = f"{function.__module__}.{function.__qualname__}"
+        name = f"{module_of(function)}.{function.__qualname__}"
         bound = (getattr(function, "__closure__", None), getattr(function, "__self__", None))
         place = (code.co_filename, code.co_firstlineno, code if code.co_name == "<lambda>" else None, *bound)
         if self._operations.setdefault(name, place) != place:

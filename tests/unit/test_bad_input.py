@@ -199,6 +199,9 @@ def test_a_store_is_a_url_or_a_store(url: Any) -> None:
         "memory://?password=t1ger",
         "sqlite://scott:t1ger@db.example.com/effects.db",
         "sqlite:///effects.db?password=t1ger",
+        "postgresql://scott:t1ger[@db.example.com/prod",
+        "redis://scott:t1ger\N{ACCOUNT OF}@db.example.com/0",  # urlsplit says what it stumbles over
+        "mysql://scott:t1ger\N{ACCOUNT OF}@db.example.com/prod",
     ],
 )
 def test_no_error_shows_a_password(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,13 @@ Where to look::
     _values     encode, decode: trees of plain data and tags       _json      trees to text, and the short way
     _leaves     what one text says all about: bytes, times …       _hints     which classes may stand where
     _canonical  canonical, canonical_json                          _kinds     how a class is taken apart, rebuilt
-    _errors     encode_error, decode_error
+    _errors     encode_error, decode_error                         _modules   names, however a module was started
 """
 
 from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
 from ._errors import decode_error, encode_error
+from ._modules import module_of
 from ._values import Form, decode, encode, prepare
 
 __all__ = [
@@ -41,5 +42,6 @@ __all__ = [
     "decode_error",
     "encode",
     "encode_error",
+    "module_of",
     "prepare",
 ]

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 from ..errors import Unencodable
+from ._modules import module_of
 
 Fields = dict[str, Any]
 
@@ -27,7 +28,7 @@ class Kind(NamedTuple):
 
 def qualified(cls: type) -> str:
     """The name of a class in messages, remembered errors and canonical forms."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return f"{module_of(cls)}:{cls.__qualname__}"
 
 
 def derives(module: str, name: str, cls: type) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ._circuit import Breaker, Circuit, GuardedStore
-from ._urls import shown
+from ._urls import shown, split
 from .base import Features, Health, Store, StoreStats
 
 __all__ = ["Breaker", "Circuit", "Features", "GuardedStore", "Health", "Store", "StoreStats", "open_store"]
@@ -45,9 +45,9 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         raise UsageError(
             f"{shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}."
         )
-    from urllib.parse import parse_qsl, urlsplit
+    from urllib.parse import parse_qsl
 
     module, _, name = SCHEMES[scheme].partition(":")
     kind: type[Any] = getattr(import_module(f".{module}", __package__), name)
-    store: Store = kind.from_url(url, dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))
+    store: Store = kind.from_url(url, dict(parse_qsl(split(url).query, keep_blank_values=True)))
     return store
