@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -19,11 +20,18 @@ OPTIONS: dict[str, Any] = {"batch": BATCH, "concurrency": SIDE_BY_SIDE, "retry":
 def serve(consumer: Any, books: Books) -> None:
     """Consume until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    say_ready(books)
     consumer.run(lambda message: handled(books, message))
+
+
+def say_ready(books: Books) -> None:
+    """From here on it may be asked to stop."""
+    (books.folder / f"{os.getpid()}.ready").touch()
 
 
 async def aserve(consumer: Any, books: Books) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
+    say_ready(books)
 
     async def handler(message: Message) -> str:
         return handled(books, message)
@@ -106,6 +114,32 @@ def sqs(books: Books, receiver: Any, url: str, **settings: Any) -> None:
 
     client = boto3.client("sqs", **settings)
     serve(sqs.Consumer(client, url, receiver=receiver, visibility="2s", wait="1s", **OPTIONS), books)
+
+
+def kafka(books: Books, receiver: Any, topic: str, **configuration: Any) -> None:
+    from effectonce.messaging import kafka
+
+    serve(kafka.Consumer(configuration, topic, receiver=receiver, **OPTIONS), books)
+
+
+def kafka_asyncio(books: Books, receiver: Any, topic: str, **configuration: Any) -> None:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    from effectonce.messaging import kafka
+
+    settings = {name.replace(".", "_"): value for name, value in configuration.items()}
+
+    async def main() -> None:
+        client = AIOKafkaConsumer(
+            **settings, enable_auto_commit=False, auto_offset_reset="earliest", metadata_max_age_ms=1000
+        )
+        producer = AIOKafkaProducer(bootstrap_servers=settings["bootstrap_servers"])
+        async with client, producer:
+            await aserve(
+                kafka.Consumer(client, topic, receiver=receiver, producer=producer, **OPTIONS), books
+            )
+
+    asyncio.run(main())
 
 
 def order_of(body: bytes) -> Any:

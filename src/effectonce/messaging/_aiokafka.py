@@ -1,0 +1,122 @@
+"""Kafka through aiokafka, with a consumer and a producer that their owner starts and stops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka import ConsumerRebalanceListener, TopicPartition  # type: ignore[import-untyped]
+from aiokafka.errors import CommitFailedError, KafkaError  # type: ignore[import-untyped]
+
+from ..errors import UsageError
+from ._delivery import DeadLetter, Delivery, Verdict, labels
+from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, plan
+
+
+class AioKafka:
+    """A member of a group, as the loop sees it."""
+
+    awaits = True
+    away: tuple[type[Exception], ...] = (KafkaError, OSError)
+
+    def __init__(self, consumer: Any, topics: list[str], producer: Any, dead: str, wanted: Any) -> None:
+        if consumer._enable_auto_commit:
+            raise UsageError(
+                "This consumer commits by itself, also what is not done yet. Make it with enable_auto_commit=False."
+            )
+        if producer is None:
+            raise UsageError(
+                "What can't be processed is produced to another topic: give an AIOKafkaProducer, producer=."
+            )
+        self._consumer, self._producer = consumer, producer
+        self._topics, self._dead, self._wanted = topics, dead, wanted
+        poll_ms = getattr(consumer, "_max_poll_interval_ms", DEFAULT_POLL_SECONDS * 1000)
+        self.deadline: float | None = poll_ms / 1000
+        self._pauses = Pauses()
+        self._is_parked = False
+
+    async def open(self) -> None:
+        if set(self._topics) != set(self._consumer.subscription()):
+            self._consumer.subscribe(self._topics, listener=_Listener(self._pauses))
+            return
+        # Again, after the broker was away: from what is committed.
+        self._consumer.resume(*self._consumer.assignment())
+        self._pauses.forget(self._pauses.resting())
+        await self._consumer.seek_to_committed()
+
+    async def fetch(self, most: int) -> Sequence[Delivery]:
+        now = time.monotonic()
+        due = [TopicPartition(*place) for place in self._pauses.due(now)]
+        assigned = self._consumer.assignment()
+        if self._is_parked:
+            resting = {TopicPartition(*place) for place in self._pauses.resting()}
+            due, self._is_parked = list(assigned - resting), False
+        if due := [place for place in due if place in assigned]:
+            self._consumer.resume(*due)
+        wait_ms = int(self._pauses.wait(now) * 1000)
+        found = await self._consumer.getmany(timeout_ms=wait_ms, max_records=most)
+        return [
+            delivery_of(_record(record), self._wanted) for records in found.values() for record in records
+        ]
+
+    async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
+        planned = plan(settled)
+        await self._put_aside(planned.letters)
+        now = time.monotonic()
+        assigned = self._consumer.assignment()
+        done = {TopicPartition(*place): offset for place, offset in planned.commits.items()}
+        done = {place: offset for place, offset in done.items() if place in assigned}
+        try:
+            if done:
+                await self._consumer.commit(done)
+        except CommitFailedError:  # the partitions are somebody else's by now, who will find it done
+            return
+        assigned = self._consumer.assignment()
+        for place, (offset, delay) in planned.again.items():
+            where = TopicPartition(*place)
+            if where in assigned:
+                self._consumer.seek(where, offset)
+                self._consumer.pause(where)
+                self._pauses.rest(place, now + delay)
+
+    async def _put_aside(self, letters: list[tuple[Delivery, DeadLetter]]) -> None:
+        for delivery, letter in letters:
+            record: Record = delivery.handle
+            told = [(name, text.encode()) for name, text in labels(letter, delivery).items()]
+            topic = self._dead or f"{record.place.topic}.dead"
+            await self._producer.send_and_wait(
+                topic, record.value, key=record.key, headers=[*record.headers, *told]
+            )
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask for something, so that the group sees that we live; but for nothing that we would have to take."""
+        assigned = self._consumer.assignment()
+        if assigned:
+            self._consumer.pause(*assigned)
+            self._is_parked = True
+            await self._consumer.getmany(timeout_ms=0)
+
+    async def close(self) -> None:
+        """Leave the partitions to others; the client is its owner's."""
+        self._consumer.unsubscribe()
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Forgets the pauses of partitions that are given away."""
+
+    def __init__(self, pauses: Pauses) -> None:
+        self._pauses = pauses
+
+    # The client calls these, or awaits them, but says only the former.
+    async def on_partitions_revoked(self, revoked: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._pauses.forget(Place(each.topic, each.partition) for each in revoked)
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A new partition begins at what is committed."""
+
+
+def _record(record: Any) -> Record:
+    place = Place(record.topic, record.partition)
+    sent = record.timestamp / 1000 if record.timestamp is not None and record.timestamp >= 0 else None
+    return Record(place, record.offset, record.key, record.value, record.headers, sent)

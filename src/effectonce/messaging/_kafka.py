@@ -1,0 +1,113 @@
+"""What Kafka's two clients have in common: records, and what follows for offsets from what became of them.
+
+A partition has one offset, so its records are handled in order and committed up to the first that has to come again.
+That one is sought after its pause; what follows it is fetched again with it. Records that were done before are then
+absorbed by their claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, position
+
+WAIT_SECONDS: Final = 1.0
+DEFAULT_POLL_SECONDS: Final = 300.0
+"""Kafka's max.poll.interval.ms: a consumer that asks for nothing for so long loses its partitions."""
+
+
+class Place(NamedTuple):
+    """A partition."""
+
+    topic: str
+    partition: int
+
+
+class Record(NamedTuple):
+    """A record as either client hands it over."""
+
+    place: Place
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, Any]]
+    timestamp: float | None
+
+    def header(self, name: str) -> object:
+        """The value of a header; one that comes twice is no text, and so no id."""
+        found = [value for each, value in self.headers if each == name]
+        return found if len(found) > 1 else next(iter(found), None)
+
+
+def delivery_of(record: Record, wanted: Any) -> Delivery:
+    """A delivery. Kafka does not count them."""
+    place = record.place
+    usual = (("the header id", record.header("id")), ("its place", position(place.partition, record.offset)))
+    ids = candidates(wanted, record, record.header, usual)
+    size = len(record.value or b"")
+    return Delivery(record, place.topic, ids, record.value, size, record.timestamp, group=place)
+
+
+def decoding(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same, but for tombstones: a record without a value is one with the payload None."""
+    return lambda value: None if value is None else decode(value)
+
+
+class Plan(NamedTuple):
+    """What follows from a batch."""
+
+    commits: dict[Place, int]
+    """The next offset of each partition in which something is done."""
+    again: dict[Place, tuple[int, float]]
+    """The offset to go back to, and the pause before."""
+    letters: list[tuple[Delivery, DeadLetter]]
+    """What to put aside before anything is committed."""
+
+
+def plan(settled: Iterable[tuple[Delivery, Verdict]]) -> Plan:
+    """Up to the first record of a partition that comes again, all is done; nothing after it is."""
+    commits: dict[Place, int] = {}
+    again: dict[Place, tuple[int, float]] = {}
+    letters: list[tuple[Delivery, DeadLetter]] = []
+    for delivery, verdict in settled:
+        record: Record = delivery.handle
+        if record.place in again:
+            continue
+        if isinstance(verdict, Nack):
+            again[record.place] = (record.offset, verdict.delay)
+            continue
+        if isinstance(verdict, DeadLetter):
+            letters.append((delivery, verdict))
+        commits[record.place] = record.offset + 1
+    return Plan(commits, again, letters)
+
+
+class Pauses:
+    """Partitions that rest until it is time to fetch a record again."""
+
+    def __init__(self) -> None:
+        self._until: dict[Place, float] = {}
+
+    def rest(self, place: Place, until: float) -> None:
+        """Let a partition rest."""
+        self._until[place] = until
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """They are somebody else's now."""
+        for place in places:
+            self._until.pop(place, None)
+
+    def due(self, now: float) -> list[Place]:
+        """Those that have rested long enough."""
+        due = [place for place, until in self._until.items() if until <= now]
+        self.forget(due)
+        return due
+
+    def resting(self) -> set[Place]:
+        """Those that rest."""
+        return set(self._until)
+
+    def wait(self, now: float) -> float:
+        """How long to wait for records before somebody has to look here again."""
+        return min([WAIT_SECONDS, *(max(until - now, 0.0) for until in self._until.values())])

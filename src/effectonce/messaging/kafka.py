@@ -1,0 +1,73 @@
+"""Kafka: a member of a consumer group that commits an offset when all effects before it are recorded.
+
+::
+
+    kafka.Consumer({"bootstrap.servers": "…", "group.id": "billing"}, "orders", receiver=receiver).run(handler)
+
+    client = AIOKafkaConsumer(bootstrap_servers="…", group_id="billing", enable_auto_commit=False)     # aiokafka
+    await kafka.Consumer(client, "orders", receiver=receiver, producer=producer).arun(handler)
+
+With confluent-kafka the consumer takes the configuration, because nobody can ask its client afterwards whether it
+commits by itself. With aiokafka it takes a consumer and a producer that were started, and subscribes the consumer.
+
+A record's id is its header ``id``, else its partition and offset. Records of a partition are handled in order; what
+runs side by side are partitions. A failure stops its partition until its pause is over, and others go on. What can't
+be processed is produced to the topic ``dead_letter``, with the reason in its headers, before its offset is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ..errors import UsageError
+from . import _consumer
+from ._consumer import Broker, Options
+from ._kafka import decoding
+
+if TYPE_CHECKING:
+    from .._receiver import Receiver
+
+
+class Consumer(_consumer.Consumer):
+    """Handles each record of topics once.
+
+    client        the configuration of a consumer of confluent-kafka, or a started AIOKafkaConsumer
+    topics        a topic, or several
+    producer      for dead letters, with aiokafka: a started AIOKafkaProducer
+    dead_letter   the topic for what can't be processed; by default the record's topic with ``.dead``
+    options       see ``Options``
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        topics: str | Sequence[str],
+        *,
+        receiver: Receiver,
+        producer: Any = None,
+        dead_letter: str = "",
+        **options: Unpack[Options],
+    ) -> None:
+        names = [topics] if isinstance(topics, str) else list(topics)
+        wanted = options.get("id")
+        broker: Broker
+        if isinstance(client, Mapping):
+            from ._confluent import Confluent
+
+            broker = Confluent(dict(client), names, dead_letter, wanted)
+        elif type(client).__module__.partition(".")[0] == "aiokafka":
+            from ._aiokafka import AioKafka
+
+            broker = AioKafka(client, names, producer, dead_letter, wanted)
+        else:
+            raise UsageError(
+                f"{client!r} is neither a configuration for confluent-kafka, a dictionary, nor an AIOKafkaConsumer. A "
+                "consumer of confluent-kafka does not tell whether it commits by itself: give its configuration."
+            )
+        options["decode"] = decoding(options.get("decode", json.loads))
+        super().__init__(broker, receiver, options)
+
+
+__all__ = ["Consumer", "Options"]
