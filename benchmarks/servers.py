@@ -47,8 +47,13 @@ class Servers:
     @contextmanager
     def room(self, server: str, *, is_timed: bool) -> Iterator[str]:
         """The URL of an empty place on that server, which is cleared afterwards. Where no time is taken, a commit
-        need not wait for the disk.
+        need not wait for the disk. Of two servers, named with a +, both URLs, with a space between.
         """
+        if "+" in server:
+            with ExitStack() as stack:
+                each = [stack.enter_context(self.room(one, is_timed=is_timed)) for one in server.split("+")]
+                yield " ".join(each)
+            return
         self._rooms += 1
         room = ROOMS[server](self._url(server), self._rooms, is_timed)
         try:
@@ -151,10 +156,18 @@ def _dynamodb_table(url: str, number: int, is_timed: bool) -> Iterator[Room]:
             client.delete_table(TableName=name)
 
 
+@contextmanager
+def _broker(url: str, number: int, is_timed: bool) -> Iterator[Room]:
+    """All of it: each contender names a topic of its own."""
+    yield url, ""
+
+
 ROOMS: dict[str, Callable[[str, int, bool], AbstractContextManager[Room]]] = {
     "valkey": _redis_database,
     "redis": _redis_database,
     "postgres": _postgres_database,
     "mariadb": _mysql_database,
     "dynamodb": _dynamodb_table,
+    "nats": _broker,
+    "rabbitmq": _broker,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import dynamodb, http, mariadb, memory, parts, postgres, redis, sqlite
+from benchmarks.cases import dynamodb, http, mariadb, memory, parts, postgres, redis, relay, sqlite
 from benchmarks.cases.base import Case, Row
 
 __all__ = ["Case", "Row", "all_cases"]
@@ -19,6 +19,7 @@ def all_cases(growth_keys: int | None) -> tuple[Case, ...]:
         *mariadb.CASES,
         *dynamodb.CASES,
         *http.CASES,
+        *relay.CASES,
         *parts.CASES,
         *memory.growth(local_keys),
         *sqlite.growth(local_keys),

@@ -21,6 +21,10 @@ FILL = 500
 
 def open_subject(setup: Setup) -> Subject:
     """Open one case of effectonce."""
+    if setup.op in ("relay", "publish"):
+        from benchmarks.workers import relaying
+
+        return relaying.open_subject(setup, "effectonce")
     if setup.op == "import":
         return ImportTime("effectonce")
     if setup.op == "micro":

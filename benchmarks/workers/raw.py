@@ -22,6 +22,8 @@ PENDING, COMPLETED = 0, 1
 
 def open_subject(setup: Setup) -> Subject:
     """Open one raw case."""
+    if setup.op in ("relay", "publish"):
+        return import_module("benchmarks.workers.relaying").open_subject(setup, "raw")  # type: ignore[no-any-return]
     if setup.url:
         return subject(setup, open_forms(setup))
     if setup.op == "micro":

@@ -77,6 +77,25 @@ def test_many_events_in_one_window(place: Place) -> None:
         assert got == [f"e-{number}" for number in range(count)]
 
 
+def test_a_name_that_amqp_has_no_room_for_fails_alone(rabbitmq: Any) -> None:
+    """A routing key has 255 bytes, a topic as many characters; the channel goes on as if nothing had been."""
+    place = OnRabbitMQ(rabbitmq.url)
+    events = [event(1, place.topic), event(2, "ü" * 200), event(3, place.topic)]
+    first, refused, last = published(open_publisher(rabbitmq.url), events)
+    assert (first, last) == (None, None)
+    assert refused is not None
+    assert not isinstance(refused, Unsent)
+    assert [got[0] for got in place.got(2)] == ["e-1", "e-3"]
+
+
+def test_a_large_message_goes_in_many_frames(rabbitmq: Any) -> None:
+    """What is larger than a frame arrives whole."""
+    place = OnRabbitMQ(rabbitmq.url)
+    payload = b"0123456789" * 100_000
+    assert list(published(open_publisher(rabbitmq.url), [event(1, place.topic, payload=payload)])) == [None]
+    assert place.payloads() == [payload]
+
+
 @pytest.mark.parametrize("place", ["nats", "sqs-fifo"], indirect=True)
 def test_a_broker_that_knows_ids_drops_repetitions(place: Place) -> None:
     """The stable id is where the broker looks for it."""

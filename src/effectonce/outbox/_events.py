@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from .. import keys
 from .._attempt import CURRENT
+from .._records import make
 from ..errors import EffectOnceError, UsageError
 
 LONGEST: Final = 255
@@ -80,7 +81,8 @@ class Publisher(Protocol):
 def event_of(row: Sequence[Any]) -> Event:
     """An event out of a row: seq, id, topic, aggregate, payload, headers, attempts, created_at."""
     seq, name, topic, key, payload, headers, attempts, created_at = row
-    return Event(seq, name, topic, key, payload, json.loads(headers) if headers else {}, attempts, created_at)
+    named = json.loads(headers) if headers else {}
+    return make(Event, (seq, name, topic, key, payload, named, attempts, created_at))
 
 
 def row_of(

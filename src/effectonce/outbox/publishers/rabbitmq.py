@@ -7,6 +7,7 @@ of a queue. What no queue would get is refused, because it would be lost without
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -17,11 +18,20 @@ from .._events import Event, Results, Unsent
 
 try:
     import aiormq
+    from aiormq import spec
+    from aiormq.abc import ChannelFrame
     from aiormq.exceptions import DeliveryError
+    from pamqp.body import ContentBody
+    from pamqp.frame import marshal
+    from pamqp.header import ContentHeader
 except ImportError as error:
     raise MissingExtra("RabbitMQ needs the package aio-pika: pip install effectonce[rabbitmq]") from error
 
 PERSISTENT = 2
+
+
+class Refused(Exception):
+    """An event that can't be a message of AMQP."""
 
 
 class RabbitMQ:
@@ -53,31 +63,44 @@ class RabbitMQ:
     async def publish(self, events: Sequence[Event]) -> Results:
         """Send all events, then wait for their confirmations."""
         channel = await self._open_channel()
-        sent = [self._send(channel, event) for event in events]
-        answers = await asyncio.gather(*sent, return_exceptions=True)
-        results = [None if not isinstance(answer, BaseException) else _meaning(answer) for answer in answers]
+        confirmations = await self._send(channel, events)
+        await asyncio.wait(confirmations)
+        for event in events:
+            channel.message_id_delivery_tag.pop(event.id, None)
+        results = [_meaning(confirmation) for confirmation in confirmations]
         if any(isinstance(result, Unsent) for result in results):
             await self.close()  # a channel that was closed takes all that was on its way along
         return results
 
-    def _send(self, channel: Any, event: Event) -> Any:
-        headers: dict[str, Any] = dict(event.headers)
-        if event.key is not None:
-            headers["key"] = event.key
-        properties = aiormq.spec.Basic.Properties(
-            message_id=event.id,
-            delivery_mode=PERSISTENT,
-            headers=headers or None,
-            content_type=headers.pop("content-type", None),
-        )
-        return channel.basic_publish(
-            event.payload,
-            exchange=self._exchange,
-            routing_key=event.topic,
-            properties=properties,
-            mandatory=self._mandatory,
-            wait=False,
-        )
+    async def _send(self, channel: Any, events: Sequence[Event]) -> list[asyncio.Future[Any]]:
+        """Write a whole window at once, the way aiormq's own ``basic_publish`` writes one message.
+
+        That one takes a task, a lock and a time-out for each message: seven times as much work for us, and as much as
+        the broker has with it.
+        """
+        confirmations: list[asyncio.Future[Any]] = []
+        frames: list[bytes] = []
+        openings: dict[str, bytes] = {}
+        async with channel.lock:
+            for event in events:
+                confirmations.append(channel.create_future())
+                try:
+                    if event.topic not in openings:
+                        openings[event.topic] = self._opening(channel, event.topic)
+                    message = [openings[event.topic], *_content(channel, event)]
+                except (TypeError, ValueError, struct.error) as error:  # a name that AMQP has no room for
+                    confirmations[-1].set_exception(Refused(str(error)))
+                    continue
+                channel.delivery_tag += 1
+                channel.confirmations[channel.delivery_tag] = confirmations[-1]
+                channel.message_id_delivery_tag[event.id] = channel.delivery_tag
+                frames += message
+            await channel.write_queue.put(ChannelFrame(payload=b"".join(frames), should_close=False))
+        return confirmations
+
+    def _opening(self, channel: Any, topic: str) -> bytes:
+        method = spec.Basic.Publish(exchange=self._exchange, routing_key=topic, mandatory=self._mandatory)
+        return marshal(method, channel.number)
 
     async def _open_channel(self) -> Any:
         if self._channel is None or self._channel.is_closed:
@@ -93,12 +116,26 @@ class RabbitMQ:
             await connection.close()
 
 
-def _meaning(error: BaseException) -> Exception:
+def _content(channel: Any, event: Event) -> list[bytes]:
+    """The frames of a message's properties and body."""
+    headers: dict[str, Any] = dict(event.headers)
+    kind = headers.pop("content-type", None)
+    if event.key is not None:
+        headers["key"] = event.key
+    properties = spec.Basic.Properties(
+        content_type=kind, headers=headers or None, delivery_mode=PERSISTENT, message_id=event.id
+    )
+    body, most = event.payload, channel.max_content_size
+    parts = [body[start : start + most] for start in range(0, len(body), most)]
+    content: list[Any] = [ContentHeader(properties=properties, body_size=len(body)), *map(ContentBody, parts)]
+    return [marshal(frame, channel.number) for frame in content]
+
+
+def _meaning(confirmation: asyncio.Future[Any]) -> Exception | None:
     """A message that was returned or refused failed by itself; all else is the connection's fault."""
-    if isinstance(error, DeliveryError):
-        return error
-    if isinstance(error, asyncio.CancelledError):
+    if confirmation.cancelled():
         return Unsent("RabbitMQ closed the channel.")
-    if isinstance(error, ValueError | TypeError):
+    error = confirmation.exception()
+    if error is None or isinstance(error, DeliveryError | Refused):
         return error
     return Unsent(f"{type(error).__name__}: {error}")

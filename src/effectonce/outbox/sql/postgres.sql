@@ -34,7 +34,9 @@ CREATE INDEX {name}_order ON {table} (aggregate, seq) WHERE state <= 2;
 
 CREATE INDEX {name}_trouble ON {table} (aggregate) WHERE state IN (1, 2);
 
-CREATE INDEX {name}_over ON {table} (state, due_at) WHERE state >= 2;
+CREATE INDEX {name}_dead ON {table} (seq) WHERE state IN (2, 3);
+
+CREATE INDEX {name}_published ON {table} (seq) WHERE state = 4;
 
 CREATE SEQUENCE {ears} MINVALUE 0 START 0;
 
@@ -126,10 +128,11 @@ UPDATE {table} SET state = 1, due_at = 0, attempts = 0 WHERE state IN (2, 3) AND
 -- name: forget
 DELETE FROM {table} WHERE state IN (2, 3) AND id = %(id)s;
 
+-- The oldest ones, in the order in which they were added: no index may know when they were published.
 -- name: purge
-DELETE FROM {table} WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM {table} WHERE state = 4 AND due_at < date_part('epoch', clock_timestamp()) - %(age)s
-    ORDER BY state, due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED));
+DELETE FROM {table} WHERE state = 4 AND seq = ANY(ARRAY(
+    SELECT seq FROM {table} WHERE state = 4 ORDER BY seq LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)) AND due_at < date_part('epoch', clock_timestamp()) - %(age)s;
 
 -- name: listen
 LISTEN "{name}";
