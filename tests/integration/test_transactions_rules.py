@@ -549,6 +549,22 @@ def test_sqlite_asks_for_a_retry_when_a_reader_wants_to_write(tmp_path: Path) ->
     scene.receiver.close()
 
 
+def test_sqlite_records_beside_the_tables_of_an_application(tmp_path: Path) -> None:
+    """A file that has other tables is refused, with a word on how to say that it is one's own; then it is shared."""
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE payments (id TEXT)")
+        with pytest.raises(StoreError, match="beside=yes"):
+            Receiver(f"sqlite:///{path}")
+        with Receiver(f"sqlite:///{path}?beside=yes") as receiver, connection:
+            insert = "INSERT INTO payments VALUES ('a')"
+            receiver.on(connection).process(
+                Message(id="a"), lambda message: connection.execute(insert).rowcount
+            )
+        assert connection.execute("SELECT count(*) FROM payments").fetchone() == (1,)
+    Receiver(f"sqlite:///{path}").close()  # from now on it is known
+
+
 # Retrying
 
 

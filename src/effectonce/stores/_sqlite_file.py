@@ -30,7 +30,7 @@ ADVICE = {
 class DatabaseFile:
     """Opens connections to one file and speaks to them patiently."""
 
-    def __init__(self, path: str | Path, durability: str, busy_timeout: float) -> None:
+    def __init__(self, path: str | Path, durability: str, busy_timeout: float, beside: bool = False) -> None:
         if "\0" in str(path) or len(Path(path).name.encode()) > 200:
             raise UsageError(f"{str(path)[:40]!r}… can't be the name of a file.")
         if not 0 <= busy_timeout <= 3600:
@@ -41,6 +41,7 @@ class DatabaseFile:
         self.closed = False
         self._durability = durability
         self._busy_timeout = busy_timeout
+        self._beside = beside
 
     def open(self) -> sqlite3.Connection:
         """A connection that commits every statement by itself and never waits by itself."""
@@ -128,10 +129,11 @@ class DatabaseFile:
                 connection.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("application_id", "user_version")
             ]
-            if tables or any(marks):
+            if (tables or any(marks)) and not self._beside:
                 sign = f"the table {min(tables)}" if tables else "another program's mark"
                 raise StoreMismatch(
-                    f"{self.path} belongs to another program (it has {sign}). Nothing was changed. Name another file."
+                    f"{self.path} belongs to another program (it has {sign}). Nothing was changed. Name another file. If "
+                    "that program is yours, and records shall be in its transactions, say ?beside=yes."
                 )
             connection.execute("PRAGMA journal_mode = WAL")
             self.in_transaction(connection, _create)

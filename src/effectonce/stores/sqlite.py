@@ -119,6 +119,7 @@ class SQLiteStore(_Verbs):
     durability    "full": an answer survives power loss; "normal": a crash of the process; "off": likewise, and
                   power loss may corrupt the file
     busy_timeout  how many seconds to wait for another process's write before StoreUnavailable
+    beside        make the tables also in a file that has others already: that of your application, for atomic mode
     clock         the store's clock, in seconds
     """
 
@@ -128,11 +129,12 @@ class SQLiteStore(_Verbs):
         *,
         durability: Durability = "full",
         busy_timeout: float = 5.0,
+        beside: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if durability not in ("full", "normal", "off"):
             raise UsageError(f'durability={durability!r} must be "full", "normal" or "off".')
-        self._file = DatabaseFile(path, durability, busy_timeout)
+        self._file = DatabaseFile(path, durability, busy_timeout, beside)
         self._clock = clock
         self._writer: sqlite3.Connection | None = None
         self._pen: sqlite3.Cursor | None = None
@@ -147,19 +149,20 @@ class SQLiteStore(_Verbs):
 
     @classmethod
     def from_url(cls, url: str, options: dict[str, str]) -> SQLiteStore:
-        """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``?durability=normal&busy_timeout=10``."""
+        """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``?durability=normal&busy_timeout=10&beside=yes``."""
         path = url.removeprefix("sqlite://").partition("?")[0]
         if not path.startswith("/") or path in ("/", "/:memory:"):
             raise UsageError(
                 f"{shown(url)!r} names no file. Write sqlite:///effects.db, or memory:// for no file at all."
             )
-        known: dict[str, Any] = {"durability": str, "busy_timeout": float}
+        yes_or_no = {"yes": True, "no": False}.__getitem__
+        known: dict[str, Any] = {"durability": str, "busy_timeout": float, "beside": yes_or_no}
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
         except (KeyError, ValueError):
             raise UsageError(
-                f"{shown(url)!r} has an option that is unknown or makes no sense. Known are durability=full|normal|off "
-                "and busy_timeout=SECONDS."
+                f"{shown(url)!r} has an option that is unknown or makes no sense. Known are durability=full|normal|"
+                "off, busy_timeout=SECONDS and beside=yes|no."
             ) from None
         return cls(path[1:], **chosen)
 

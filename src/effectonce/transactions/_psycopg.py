@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from .base import Adapter, Dialect, Result, Statement, Values, gone_or_raised, plain
@@ -41,6 +42,14 @@ class _Psycopg(Adapter):
         calls = [(command, ()) for command in commands]
         await (self.talk(calls) if self.may_talk() else self.execute_all(calls))
 
+    async def execute(self, sql: str, values: Values = ()) -> Result:
+        (result,) = await self.execute_all(((sql, values),))
+        return result
+
+    def _is_piped(self, statements: Sequence[Statement]) -> bool:
+        """Several go as a pipeline; in one of the user's own, even one has its answer only at the end of a pipeline."""
+        return self.pipelines and (len(statements) > 1 or self._connection.pgconn.pipeline_status != 0)
+
     def in_transaction(self) -> bool:
         from psycopg.pq import TransactionStatus
 
@@ -65,13 +74,8 @@ class Psycopg(_Psycopg):
         with self._connection.lock:
             return cast("list[Result]", self._connection.wait(talk(self._connection, calls)))
 
-    async def execute(self, sql: str, values: Values = ()) -> Result:
-        return self._result(self._cursor().execute(sql.encode(), values or None))
-
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
-        if len(statements) < 2 or not self.pipelines:
-            return await super().execute_all(statements)
-        with self._connection.pipeline():
+        with self._connection.pipeline() if self._is_piped(statements) else nullcontext():
             cursors = [self._cursor().execute(sql.encode(), values or None) for sql, values in statements]
         return [self._result(cursor) for cursor in cursors]
 
@@ -101,13 +105,8 @@ class AsyncPsycopg(_Psycopg):
         async with self._connection.lock:
             return cast("list[Result]", await self._connection.wait(talk(self._connection, calls)))
 
-    async def execute(self, sql: str, values: Values = ()) -> Result:
-        return await self._result(await self._cursor().execute(sql.encode(), values or None))
-
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
-        if len(statements) < 2 or not self.pipelines:
-            return await super().execute_all(statements)
-        async with self._connection.pipeline():
+        async with self._connection.pipeline() if self._is_piped(statements) else nullcontext():
             cursors = [
                 await self._cursor().execute(sql.encode(), values or None) for sql, values in statements
             ]

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, State, Verdict
-from ..errors import StoreMismatch, UsageError
+from ..errors import StoreMismatch, StoreUnavailable, UsageError
 from ..stores._steps import DONE, Add, Added, End, Found, Read, Step, SteppingStore, Swap
 from ..stores.base import StoreStats
 from .base import LOCK_TIMED_OUT, NO_SUCH_TABLE, Adapter, Result, Values, code_of, gone_or_raised
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
+MOST_LOOKS: Final = 100
 ASK_AGAIN_SECONDS: Final = 1.0
 """When to ask again for a key that another transaction has: who knows when that one ends?"""
 BUSY = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
@@ -246,7 +247,10 @@ class InPostgres(TransactionStore):
         """Have steps done. Who has waited in vain, because another transaction was first, has to look again."""
         again, look, grouped = self._steps.AGAIN, self._steps.LOOK, self._steps.grouped
         steps, replies = list(steps), [again] * len(steps)
+        looks = iter(range(MOST_LOOKS))
         while places := [place for place, reply in enumerate(replies) if reply is again or reply is look]:
+            if next(looks, None) is None:
+                raise StoreUnavailable("Other transactions were always first. Run this one again.")
             for place in places:
                 if replies[place] is look:
                     steps[place] = Read(steps[place].key)
