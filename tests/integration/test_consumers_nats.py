@@ -15,10 +15,12 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from tests.integration.consumers_helpers import SIZES, deliveries, storm
+from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
 from effectonce.messaging import nats as jetstream
+from effectonce.testing.clocks import wait_until
 
 DURABLE = "billing"
 
@@ -187,6 +189,36 @@ def test_a_long_handler_keeps_its_message(nats: Any, stream: str) -> None:
     with Receiver("memory://") as receiver:
         asyncio.run(main(receiver))
     assert ran == ["slow"]
+
+
+def test_a_lost_acknowledgement_is_absorbed(nats: Any, stream: str) -> None:
+    """The connection breaks when the effect is done: the message comes again, finds it done, and is acknowledged."""
+    ran: list[str] = []
+
+    async def main(receiver: Receiver, proxy: FaultProxy) -> None:
+        async with connected(nats, stream) as context:
+            await context.add_consumer(stream, ConsumerConfig(durable_name=DURABLE, ack_wait=0.5))
+            await publish(context, stream, "o-1")
+            connection = await client.connect(proxy.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
+            consumer = consumer_of(connection.jetstream(), stream, receiver)
+
+            async def handler(message: Message) -> None:
+                ran.append(message.id)
+                proxy.refuse()
+                proxy.cut()
+
+            running = asyncio.ensure_future(consumer.arun(handler))
+            await asyncio.to_thread(wait_until, lambda: ran)
+            proxy.heal()
+            while await unacknowledged(context, stream):
+                pass
+            consumer.stop()
+            await running
+            await connection.close()
+
+    with FaultProxy(nats.url) as proxy, Receiver("memory://") as receiver:
+        asyncio.run(main(receiver, proxy))
+    assert ran == ["o-1"]
 
 
 def test_a_consumer_that_acknowledges_by_itself_is_refused(nats: Any, stream: str) -> None:

@@ -13,6 +13,7 @@ import aio_pika
 import pika
 import pytest
 from tests.integration.consumers_helpers import SIZES, deliveries, receiver_in, storm
+from tests.servers.proxy import FaultProxy
 from tests.unit.receiving import must_not_run
 
 from effectonce import Message, Policy, Receiver
@@ -64,10 +65,11 @@ def consume(
 ) -> None:
     """Consume, with either client, until something is the case."""
     choices: dict[str, Any] = {"receiver": receiver, "retry": ("50ms", "100ms")} | options
+    url = choices.pop("url", queue.url)
     deadline = time.monotonic() + 20
 
     if name == "pika":
-        consumer = amqp.Consumer(pika.URLParameters(queue.url), queue.name, **choices)
+        consumer = amqp.Consumer(pika.URLParameters(url), queue.name, **choices)
         stop_when(consumer, until, deadline)
         consumer.run(handler)
         return
@@ -76,7 +78,7 @@ def consume(
         return handler(message)
 
     async def main() -> None:
-        async with await aio_pika.connect_robust(queue.url) as connection:
+        async with await aio_pika.connect_robust(url, reconnect_interval=0.1) as connection:
             consumer = amqp.Consumer(connection, queue.name, **choices)
             stop_when(consumer, until, deadline)
             await consumer.arun(coroutine)
@@ -183,6 +185,30 @@ def test_what_waits_for_its_next_delivery_goes_back_when_the_consumer_ends(name:
         assert queue.size() == 1
         consume(name, queue, receiver, handler, lambda: len(ran) > 1, retry=("1h", "1h"))
     assert ran == ["failing"] * 2
+
+
+@CLIENTS
+def test_a_lost_acknowledgement_is_absorbed(name: str, queue: Queue) -> None:
+    """The connection breaks when the effect is done: the message comes again, finds it done, and is acknowledged."""
+    for order in ("o-1", "o-2"):
+        queue.publish(order)
+    ran: list[str] = []
+    with FaultProxy(queue.url) as proxy, Receiver("memory://") as receiver:
+        told: list[str] = []
+        receiver.events.hooks = (lambda event: told.append(event.kind),)
+
+        def handler(message: Message) -> None:
+            ran.append(message.id)
+            if len(ran) == 1:
+                proxy.cut()
+
+        def is_over() -> bool:
+            return told.count("replayed") + told.count("completed") >= 3 and queue.size() == 0
+
+        consume(name, queue, receiver, handler, is_over, url=proxy.url)
+    assert sorted(ran) == ["o-1", "o-2"]
+    assert "replayed" in told
+    assert queue.size() == 0
 
 
 def test_heartbeats_are_answered_while_a_handler_runs(queue: Queue) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from tests.integration.consumers_helpers import SIZES, deliveries, storm
+from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import ColourMismatch, UsageError
@@ -234,6 +235,31 @@ def test_a_store_that_is_away_costs_no_attempt(client: redis.Redis, stream: str,
         store.claim_many = claim_many
         until(consumer, ran.append, lambda: pending(client, stream) == 0)
     assert len(ran) == 1
+
+
+def test_a_lost_acknowledgement_is_absorbed(client: redis.Redis, valkey: Any, stream: str) -> None:
+    """The connection breaks when the effect is done: the entry comes again, finds it done, and is acknowledged."""
+    add(client, stream, "o-1")
+    ran: list[str] = []
+    with FaultProxy(url_of(valkey)) as proxy, Receiver("memory://") as receiver:
+        broken = redis.Redis.from_url(proxy.url, retry=None)
+        consumer = consumer_of(broken, stream, receiver)
+
+        def handler(message: Message) -> None:
+            ran.append(message.id)
+            proxy.refuse()
+            proxy.cut()
+
+        thread = threading.Thread(target=consumer.run, args=(handler,))
+        thread.start()
+        wait_until(lambda: ran)
+        assert pending(client, stream) == 1
+        proxy.heal()
+        wait_until(lambda: pending(client, stream) == 0)
+        consumer.stop()
+        thread.join()
+        broken.close()
+    assert ran == ["o-1"]
 
 
 def test_a_lost_group_is_made_again(client: redis.Redis, stream: str) -> None:
