@@ -9,8 +9,12 @@ local function held(key, holder)
   return value
 end
 
--- The last millisecond of a record. No record is forgotten before the clock has passed its fence, because the fence of
--- the next one comes from the clock.
+-- The last millisecond of a record that expires after so many. No record is forgotten before the clock has passed its
+-- fence, because the fence of the next one comes from the clock.
+local common
 local function last(milliseconds, holder)
-  return string.format('%d', math.max(milliseconds, (struct.unpack('>I8', holder))))
+  local fence = struct.unpack('>I8', holder)
+  if fence > milliseconds then return string.format('%d', fence) end
+  common = common or string.format('%d', milliseconds)
+  return common
 end
