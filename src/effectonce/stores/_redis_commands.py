@@ -2,8 +2,8 @@
 
 A script costs a server about as much to begin as its step does, so steps of one kind that go to the same server at the
 same moment travel in one ``Bundle``. Each has an answer of its own: the server's clock if it could do its work, the
-clock and what is there if it could not, or an error. In a cluster, where a command may name keys of one slot only, every
-step travels alone, by the same scripts.
+clock and what is there if it could not, or an error. In a cluster, where a command may name keys of one slot only,
+every step travels alone, by the same scripts.
 
 What a step is about stands for it here (an ``Order``): a Claim for Add, a Completion for End, a Renewal for Hold, a
 Swap for itself, and a key for Read.
