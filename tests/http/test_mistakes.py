@@ -69,12 +69,12 @@ def test_a_mistake_is_told_where_it_was_made(mistake: Callable[[], object], hint
     assert "hunter2" not in str(told.value)
 
 
-def post(app: FastAPI, path: str) -> int:
+def post(app: FastAPI, path: str, method: str = "POST") -> int:
     """Send a request with a key, and give the status."""
 
     async def send() -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
-            return (await client.post(path, headers={"Idempotency-Key": "k"})).status_code
+            return (await client.request(method, path, headers={"Idempotency-Key": "k"})).status_code
 
     return asyncio.run(send())
 
@@ -91,3 +91,25 @@ def test_a_key_that_nobody_claims_is_told(caplog: pytest.LogCaptureFixture) -> N
         assert (post(app, "/forgotten"), post(app, "/forgotten")) == (200, 200)
     (message,) = caplog.messages
     assert message.startswith("POST '/forgotten' was done without protection")
+
+
+def test_a_dependency_on_a_method_that_is_not_covered_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Who writes idempotent(...) at a PUT counts on it. Each such route is named in the log, once."""
+    app = FastAPI()
+    install(
+        app,
+        Receiver("memory://"),
+        routes=[Route("/free/*", covered=False), Route("/sold/*", methods=["PUT"])],
+    )
+    for path in ("/prices/{item}", "/stock/{item}", "/free/{item}", "/sold/{item}"):
+        app.put(path, dependencies=[idempotent(lambda: "ann")])(lambda: "put")
+    with caplog.at_level(logging.WARNING, logger="effectonce"):
+        assert [post(app, path, "PUT") for path in ("/sold/1", "/free/1")] == [200, 200]
+        assert caplog.messages == []
+        for path in ("/prices/1", "/prices/2", "/stock/1"):
+            assert post(app, path, "PUT") == 200
+    first, second = caplog.messages
+    assert first.startswith(
+        "PUT '/prices/{item}' has idempotent(...), and runs without protection: only PATCH, POST"
+    )
+    assert second.startswith("PUT '/stock/{item}'")

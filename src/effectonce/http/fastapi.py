@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary
+from ._boundary import Boundary, log
 from ._exchange import PROBLEMS
 from ._rules import SAFE, Route, Rules, RuleWords, Scope
 from .asgi import HANDLE, IdempotencyMiddleware, seen_path
@@ -92,6 +92,8 @@ def idempotent(scope: Callable[..., Any]) -> Any:
     if not callable(scope):
         raise UsageError(f"idempotent({scope!r}): name a dependency, a function that says who is calling.")
 
+    told: set[tuple[str, str]] = set()
+
     async def claim(
         request: Request,
         whose: Any = Depends(scope),  # noqa: B008 - how FastAPI is told
@@ -99,7 +101,7 @@ def idempotent(scope: Callable[..., Any]) -> Any:
     ) -> None:
         covered = request.scope.get(HANDLE)
         if covered is None:
-            _check_uncovered(request)
+            _check_uncovered(request, told)
         elif not await covered.claim(whose):
             raise HTTPException(covered.instead.status)  # the boundary sends the answer in its place
 
@@ -107,17 +109,29 @@ def idempotent(scope: Callable[..., Any]) -> Any:
     return Depends(claim)
 
 
-def _check_uncovered(request: Request) -> None:
-    """A method that is not covered passes. A boundary that is not there must not go unnoticed."""
+def _check_uncovered(request: Request, told: set[tuple[str, str]]) -> None:
+    """A method that is not covered passes, and is named in the log. A boundary that is not there must not pass."""
     boundary: Boundary | None = getattr(request.app.state, "effectonce", None)
     if request.method in SAFE:
         return
     if boundary is None:
         raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
-    if boundary.rules_for(request.method, seen_path(request.scope)) is not None:
+    path = seen_path(request.scope)
+    if boundary.rules_for(request.method, path) is not None:
         raise UsageError(
             "This app is covered as a whole, and the key was claimed before its routes. Leave out either "
             "scope= of install(app, receiver, scope=...) or idempotent(...) of the route."
+        )
+    rules = next((rules for route, rules in boundary.routes if route.matches(path)), boundary.rules)
+    place = request.method, getattr(request.scope.get("route"), "path", "")
+    if rules is not None and place not in told:  # None: covered=False was said of it
+        told.add(place)
+        log.warning(
+            "%s %r has idempotent(...), and runs without protection: only %s are covered. Write "
+            'install(..., methods=[..., "%s"]), or routes=[Route(..., covered=False)] if it is meant so.',
+            *place,
+            ", ".join(sorted(rules.methods)),
+            request.method,
         )
 
 
