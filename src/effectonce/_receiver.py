@@ -317,7 +317,8 @@ class Receiver:
     def close(self, drain: Duration = "5s") -> None:
         """Wait for running attempts (at most ``drain``), stop renewing leases and close the store.
 
-        Called inside a handler or on an event loop it does not wait: then it would wait for itself.
+        Called inside a handler or on an event loop it does not wait: then it would wait for itself, and what is running
+        ends unrecorded. On an event loop use ``aclose`` or ``async with``.
         """
         deadline = time.monotonic() + seconds(drain, "drain")
         inside = CURRENT.get(None) is not None or ("asyncio" in sys.modules and _on_a_loop())
@@ -327,11 +328,26 @@ class Receiver:
         self.blocking.close()
         self.store.close()
 
+    async def aclose(self, drain: Duration = "5s") -> None:
+        """``close`` for callers on an event loop: it waits, and the loop goes on meanwhile."""
+        from asyncio import sleep
+
+        deadline = time.monotonic() + seconds(drain, "drain")
+        while self._keeper.live and CURRENT.get(None) is None and time.monotonic() < deadline:
+            await sleep(0.005)
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def health(self) -> Health:
         """Whether the store answers: for a readiness probe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -1064,6 +1065,58 @@ def test_a_receiver_is_a_context(tmp_path: Any) -> None:
         first.process(EVENT, Counted("kept"))
     with Receiver(url) as second:
         assert second.process(EVENT, must_not_run).value == "kept"
+
+
+def test_closing_on_a_loop_waits_for_what_runs(tmp_path: Path) -> None:
+    """``async with Receiver(...)`` and ``aclose`` let a running handler end and be recorded, like ``close`` elsewhere."""
+    url = f"sqlite:///{tmp_path}/effects.db"
+
+    async def closed_in_the_middle() -> None:
+        began, proceed = asyncio.Event(), asyncio.Event()
+
+        async def slow(_: Message) -> str:
+            began.set()
+            await proceed.wait()
+            return "kept"
+
+        async with Receiver(url) as first:
+            running = asyncio.create_task(first.aprocess(EVENT, slow))
+            await began.wait()
+            asyncio.get_running_loop().call_later(0.02, proceed.set)
+        assert (await running).value == "kept"
+
+    asyncio.run(closed_in_the_middle())
+    with Receiver(url) as second:
+        assert second.process(EVENT, must_not_run).value == "kept"
+
+
+def test_closing_on_a_loop_does_not_wait_for_ever() -> None:
+    """A handler that goes on for longer than ``drain``, or that closes its own receiver, does not stop ``aclose``."""
+
+    async def closed_inside() -> None:
+        receiver = Receiver("memory://")
+
+        async def closing(_: Message) -> None:
+            await receiver.aclose(drain="1h")
+
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await receiver.aprocess(EVENT, closing)
+
+    async def closed_too_early() -> None:
+        receiver = Receiver("memory://")
+        began = asyncio.Event()
+
+        async def endless(_: Message) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(receiver.aprocess(EVENT, endless))
+        await began.wait()
+        await receiver.aclose(drain=0.01)
+        running.cancel()
+
+    asyncio.run(closed_inside())
+    asyncio.run(closed_too_early())
 
 
 def test_a_path_is_a_sqlite_file(tmp_path: Path) -> None:
