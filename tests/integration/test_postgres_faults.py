@@ -192,6 +192,21 @@ def test_a_hung_server_does_not_hold_up_the_loop(place: Place, driver: str) -> N
         assert asyncio.run(wait_and_count()) > 20
 
 
+def test_a_hung_server_is_waited_for_once(place: Place) -> None:
+    """One time-out, not one for each layer that might wait."""
+    waits: list[float] = []
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, timeout=1.5) as store:
+        for key in ("before", "prepared"):
+            run(store.claim(claim_of(key)))
+        (wire,) = store._wires._all
+        is_readable = wire._is_readable
+        wire._is_readable = lambda seconds: waits.append(seconds) or is_readable(seconds)
+        proxy.stall()
+        with pytest.raises(StoreUnavailable, match=r"no answer in 1\.5 s"):
+            run(store.claim(claim_of("k")))
+    assert waits == [1.5]
+
+
 def test_a_frozen_server(start_server: Callable[..., Server]) -> None:
     """SIGSTOP: unavailable while it lasts, at work again afterwards, and a late command harms nothing."""
     server = start_server("postgres")
