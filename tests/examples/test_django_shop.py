@@ -178,15 +178,17 @@ def test_a_refusal_is_an_answer(example: Example, servers: Servers) -> None:
 
 @pytest.mark.parametrize("colour", ["wsgi", "asgi"])
 def test_what_is_refused_before_a_view_runs(colour: str, example: Example, servers: Servers) -> None:
-    """No session, no key, the key of another order: each has its problem, and nothing is ordered."""
+    """No session or one made up, no key, the key of another order: each has its problem, and nothing is ordered."""
     before, url = sold(example, "chair"), f"{servers[colour].url}/api/orders"
     with Browser(servers[colour]) as browser:
         key = {"Idempotency-Key": browser.form("chair")["key"]}
         order = {"item": "chair", "quantity": 1}
         stranger = httpx.post(url, json=order, headers=key, timeout=60)
+        liar = httpx.post(url, json=order, headers=key | {"Cookie": f"sessionid={'a' * 32}"}, timeout=60)
         keyless = browser.post(url, json=order)
         formless = browser.post("/checkout", data={"item": "chair", "quantity": 1})
-        assert [each.json()["code"] for each in (stranger, keyless, formless)] == [
+        assert [each.json()["code"] for each in (stranger, liar, keyless, formless)] == [
+            "scope-missing",
             "scope-missing",
             "key-missing",
             "key-missing",
