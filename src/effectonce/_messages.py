@@ -11,6 +11,8 @@ from ._records import Guarantee, make
 from .errors import UsageError
 
 T = TypeVar("T")
+NOT_SECONDS = 1e11
+"""The year 5138 in seconds, and March 1973 in milliseconds: no time of a message is both."""
 
 Status = Literal[
     "executed", "replayed", "in_progress", "mismatch", "failed", "in_doubt", "late", "store_error"
@@ -60,6 +62,10 @@ def _check_time(timestamp: object) -> None:
     elif isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not -inf < timestamp < inf:
         raise UsageError(
             f"timestamp={timestamp!r} is not a time. Give an aware datetime or seconds since 1970."
+        )
+    elif timestamp >= NOT_SECONDS:  # it would never be too old, and late= would protect from nothing
+        raise UsageError(
+            f"timestamp={timestamp!r} can't be seconds since 1970. Divide milliseconds, as brokers give them, by 1000."
         )
 
 

@@ -26,7 +26,7 @@ from .claims import Claiming
 from .codec import module_of
 from .errors import ColourMismatch, EffectOnceError, InvalidKey, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
-from .hooks import ASIDE, EventKind, Events, Hook, Stats
+from .hooks import ASIDE, EventKind, Events, Hook, Stats, checked
 from .keys import Key, new_owner
 from .policy import Fallback, Policy, Resolution
 from .stores import Breaker, Circuit, GuardedStore, Health, Store, open_store
@@ -76,7 +76,11 @@ class Receiver:
             self.policy = self.policy.but(fallback=fallback)
         self.consumer, self.scope = consumer, scope
         self._clock = clock
-        self.events = Events(tuple(hooks), monotonic)
+        if not (breaker is None or isinstance(breaker, Breaker)):
+            raise UsageError(
+                f"breaker={breaker!r} is not a Breaker. Write Breaker(errors=3), or None for none."
+            )
+        self.events = Events(checked(hooks), monotonic)
         self.circuit = None if breaker is None else Circuit(breaker, monotonic, self._hear_circuit)
         self.blocking = Blocking(self._guarded())
         self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
@@ -204,7 +208,7 @@ class Receiver:
                    without it all arguments together are the key
         operation  the effect's name; by default the function's module and qualified name
         version    change it when the function's meaning changes, so that old results are not replayed
-        scope      whose keys these are: a name, or a function of the arguments
+        scope      whose keys these are: one name for all callers, or a function of the arguments
         ignore     parameters that are tools (a session, a client) rather than content
         on         the parameter that is the database connection or session whose transaction each call is part of
         """
@@ -217,6 +221,7 @@ class Receiver:
             name = _own_name(operation) if operation else self._operation_of(function)
             whose = self.scope if scope is None else scope
             identity = Identity(function, key, whose, name, version, (*ignore, on) if on else ignore)
+            identity.check_scope(scope)
             return decorate(self, function, identity, self._policy(policy), on)
 
         return decorator if function is None else decorator(function)

@@ -66,6 +66,14 @@ class Identity:
                 )
         self._prefix = None if callable(scope) else keys.prefix(scope, operation, self.version)
 
+    def check_scope(self, scope: object) -> None:
+        """Refuse a scope that was meant as a parameter's name, as a key is: all callers would share it."""
+        if isinstance(scope, str) and scope in self.parameters:
+            raise UsageError(
+                f"scope={scope!r} is one scope for all callers, but {self.operation} has a parameter of that name. "
+                f"To keep its callers apart, write scope=lambda {', '.join(self.parameters)}: {scope}."
+            )
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, hint: Any) -> Call:
         """Describe one call. The arguments that the key does not name go into the fingerprint."""
         bound = self.bind(args, kwargs)

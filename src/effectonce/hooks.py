@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import exp, log
 from typing import Literal, NamedTuple
 
 from ._fork import tell_of_forks
 from ._records import Guarantee
+from .errors import UsageError
 
 EventKind = Literal[
     "claimed",
@@ -118,6 +120,18 @@ class Stats:
     since_start: Figures
     recent: Figures
     recent_minutes: int
+
+
+def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
+    """The hooks, if each can be called and does something when it is: a coroutine would never run."""
+    if not isinstance(hooks, Iterable):
+        raise UsageError(f"hooks={hooks!r} must be a list, such as [log_events].")
+    for hook in (known := tuple(hooks)):
+        if not callable(hook) or inspect.iscoroutinefunction(hook):
+            raise UsageError(
+                f"{hook!r} can't be a hook. Give a function, not a coroutine function, of one event."
+            )
+    return known
 
 
 class Histogram:

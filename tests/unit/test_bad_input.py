@@ -137,7 +137,28 @@ def test_only_a_message_is_a_message(memory: Receiver, message: Any) -> None:
     assert nothing_happened(memory)
 
 
-NOT_TIMES = ["2024-05-01", b"1", [1], True, float("nan"), float("inf"), datetime(2024, 5, 1)]  # noqa: DTZ001
+NOT_TIMES = ["2024-05-01", b"1", [1], True, float("nan"), float("inf"), 1794812486508.9, datetime(2024, 5, 1)]  # noqa: DTZ001
+
+
+def hears_nothing(_: object) -> Any:
+    return asyncio.sleep(0)
+
+
+async def hears_later(_: object) -> None: ...
+
+
+@pytest.mark.parametrize("hooks", [5, hears_nothing, [5], ["log_events"], [hears_later]], ids=kind)
+def test_hooks_are_functions(hooks: Any) -> None:
+    """What can't be called, or would be called without being awaited, is refused before the first event."""
+    with pytest.raises(UsageError, match="hook"):
+        Receiver("memory://", hooks=hooks)
+
+
+@pytest.mark.parametrize("breaker", [5, True, {"errors": 3}, "open"], ids=kind)
+def test_a_breaker_is_a_breaker(breaker: Any) -> None:
+    """Anything else is refused, with an example of what would do."""
+    with pytest.raises(UsageError, match="Breaker"):
+        Receiver("memory://", breaker=breaker)
 
 
 @pytest.mark.parametrize("timestamp", NOT_TIMES, ids=repr)

@@ -225,6 +225,24 @@ def test_a_scope_may_depend_on_the_call(memory: Receiver) -> None:
     assert [pay("a", "o-1"), pay("b", "o-1")] == ["a", "b"]
 
 
+def test_a_scope_is_no_parameters_name(memory: Receiver) -> None:
+    """A key names a parameter, a scope does not: whoever thinks so would let all tenants share."""
+    with pytest.raises(UsageError, match="scope=lambda tenant, order_id: tenant"):
+
+        @memory.idempotent(key="order_id", scope="tenant")
+        def ship(tenant: str, order_id: str) -> None: ...
+
+
+def test_a_receivers_scope_may_be_called_like_a_parameter(memory: Receiver) -> None:
+    """The receiver's own scope can't have been meant as a parameter."""
+    receiver = Receiver(memory.store, scope="orders")
+
+    @receiver.idempotent
+    def ship(orders: list[str]) -> None: ...
+
+    assert ship.key(["o-1"]).startswith("orders|")
+
+
 @pytest.mark.parametrize("scope", ["", None, 0])
 def test_a_scope_that_is_empty_is_refused(memory: Receiver, scope: Any) -> None:
     """A function that finds no tenant must not put its caller among everybody's keys."""
