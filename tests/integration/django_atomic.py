@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import Any
+from uuid import uuid4
+from wsgiref.util import setup_testing_defaults
 
 import django
 from django.conf import settings
+from django.core.wsgi import get_wsgi_application
 from django.db import connection, models, transaction
+from django.http import HttpResponse
+from django.urls import path
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
+from effectonce.http import PUBLIC
 
 
 class Declined(Exception):
     """An error that is a result."""
 
 
+urlpatterns: list[Any] = []
+
+
+def replayed_in(headers: list[tuple[str, str]]) -> str | None:
+    return {name.lower(): value for name, value in headers}.get("x-idempotency-replayed")
+
+
+def post(app: Any, key: str, body: bytes, query: str = "") -> tuple[str, bytes, str | None]:
+    """What a client gets: the status, the body, and whether it is a replay."""
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": "POST", "PATH_INFO": "/pay", "QUERY_STRING": query, "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body), "HTTP_IDEMPOTENCY_KEY": f'"{key}"',
+    }  # fmt: skip
+    setup_testing_defaults(environ)
+    said: list[Any] = []
+    content = b"".join(app(environ, lambda status, headers, exc_info=None: said.append((status, headers))))
+    status, headers = said[-1]
+    return status, content, replayed_in(headers)
+
+
 def main(database: dict[str, Any], store_url: str) -> None:
     """Every step says what it shows."""
-    settings.configure(DATABASES={"default": database}, INSTALLED_APPS=[], USE_TZ=True)
+    settings.configure(
+        DATABASES={"default": database},
+        INSTALLED_APPS=[],
+        USE_TZ=True,
+        ROOT_URLCONF=__name__,
+        ALLOWED_HOSTS=["*"],
+    )
     django.setup()
 
     class Payment(models.Model):
@@ -28,6 +61,7 @@ def main(database: dict[str, Any], store_url: str) -> None:
 
         class Meta:
             app_label = "shop"
+            db_table = f"payments_{uuid4().hex[:12]}"
 
     receiver = Receiver(store_url, policy=Policy(remember=(Declined,)))
     receiver.get("nothing")
@@ -117,6 +151,26 @@ def main(database: dict[str, Any], store_url: str) -> None:
         transaction.on_commit(lambda: heard.append("committed"))
     assert heard == ["committed"]
     assert Payment.objects.filter(id__in=["d", "e"]).count() == 2
+
+    # 8. A request: its record, its answer and its effect are in one transaction.
+    settings.EFFECTONCE = {"receiver": receiver, "scope": PUBLIC}
+    settings.MIDDLEWARE = ["effectonce.http.django_atomic.AtomicMiddleware"]
+
+    def view(request: Any) -> HttpResponse:
+        Payment.objects.create(id=request.body.decode())
+        return HttpResponse("paid", status=int(request.GET.get("status", "201")))
+
+    urlpatterns[:] = [path("pay", view)]
+
+    app = get_wsgi_application()
+    first = post(app, "k1", b"http")
+    assert first == ("201 Created", b"paid", None), first
+    assert post(app, "k1", b"http") == ("201 Created", b"paid", "true")
+    assert post(app, "k2", b"undone", "status=503")[0].startswith("503")
+    assert post(app, "k2", b"undone", "status=503")[0].startswith("503")
+    assert Payment.objects.filter(id="http").count() == 1
+    assert not Payment.objects.filter(id="undone").exists()
+    assert post(app, "k1", b"other")[0].startswith("422")
     with connection.schema_editor() as editor:
         editor.delete_model(Payment)
     receiver.close()

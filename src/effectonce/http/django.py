@@ -96,7 +96,12 @@ class IdempotencyMiddleware:
             return self._side.drive(_answered(problem, rules))
         if key is None and rules.key is None:
             return self.get_response(request)
-        return self._side.drive(_Covered(self.boundary, self._side, rules, request).run(key))
+        return self._side.drive(self._covered(self.boundary, self._side, rules, request).run(key))
+
+    @property
+    def _covered(self) -> type[_Covered]:
+        """How a covered request is answered."""
+        return _Covered
 
     def process_exception(self, request: Any, exception: Exception) -> None:
         """A view raised; Django will make a response of it."""
@@ -141,11 +146,14 @@ class _Covered:
         body = await side.reading(request, lambda: _take_in_body(request, rules, hasher, monotonic))
         if key is None:
             key = natural_key(rules, seen, whole(body))
-        self._exchange = Exchange(boundary, rules, side.colour, key, scope)
+        self._exchange = self._exchange_for(key, scope)
         answer = await self._exchange.open(hasher.digest())
         response = await side.shielded(self._handle()) if answer is None else _response(answer)
         response._resource_closers.append(body.close)
         return response
+
+    def _exchange_for(self, key: str, scope: str) -> Exchange:
+        return Exchange(self._boundary, self._rules, self._side.colour, key, scope)
 
     async def _handle(self) -> Any:
         exchange = self._exchange

@@ -1,0 +1,272 @@
+"""HTTP in atomic mode: the request's record is in the transaction of what its handler does. For ASGI and WSGI.
+
+The boundary begins a transaction, by a function that you give, and claims the request's key in it. The app runs inside,
+and finds the connection by ``connection()``. What it answers is recorded, the transaction commits, and only then does
+the client get the first byte: it was told nothing that is not so. An answer of 5xx, or an exception, undoes what the
+handler did. Whatever the engine asks to be run again (a deadlock, a serialization failure, a COMMIT without a reply) is
+run again, the app with it.
+
+An answer is held until the commit. So nothing streams here; an answer that is larger than ``max_response`` is recorded
+as done without its body. What an app does after its answer (background tasks) is part of the transaction too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, Unpack, cast
+
+from .._answers import call_of
+from .._attempt import Attempt
+from .._blocking import run
+from .._receiver import Receiver
+from ..errors import UsageError
+from ..keys import prefix
+from ..transactions import aretrying, retrying
+from ..transactions._flow import AtomicAttempt
+from . import _asgi_body as asgi_body
+from . import wsgi
+from ._boundary import OPERATION, Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key
+from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, sound
+from ._intake import take_in_from, whole
+from ._rules import Route, Rules, RuleWords, Scope
+from .asgi import App, Send, _request, _send, seen_path
+
+__all__ = ["AtomicMiddleware", "AtomicWSGIMiddleware", "connection"]
+
+CONNECTION: ContextVar[Any] = ContextVar("effectonce_connection")
+
+
+def connection() -> Any:
+    """The connection that a handler behind the atomic boundary shares its transaction with."""
+    try:
+        return CONNECTION.get()
+    except LookupError:
+        raise UsageError(
+            "There is no transaction here: the request is not covered, has no key, or no atomic boundary is installed."
+        ) from None
+
+
+class AtomicExchange(Exchange):
+    """One request whose record is in a transaction."""
+
+    def __init__(self, boundary: Boundary, rules: Rules, on: Receiver, key: str, scope: str) -> None:
+        colour = on.asyncio if _awaits(on) else on.blocking
+        super().__init__(boundary, rules, colour, key, scope)
+        self.flow = on.flow
+
+    async def open(self, fingerprint: bytes) -> Answer | None:
+        """Claim the key: the answer to give at once, or None if the handler has to run."""
+        limit, terms = self.rules.max_new_keys, self.rules.terms
+        used_up = limit is not None and self.quota.is_used_up(self.scope, limit)
+        if used_up:
+            terms = terms.but(late="reject", dead_letter=None)
+        name = prefix(self.scope, OPERATION) + self.key
+        self.call = call_of(name, fingerprint, terms, ANSWER, not used_up)
+        opened = await self.flow.open(self.colour, self.call)
+        if not isinstance(opened, Attempt):
+            return self._refusal(opened)
+        self.attempt, self.wish = opened, Wish()
+        if limit is not None:
+            self.quota.use(self.scope)
+        return None
+
+    async def end(self, answer: Answer) -> Answer:
+        """Record what the handler answered, without its body if that is too large to keep."""
+        if len(answer.body or b"") > self.rules.max_response:
+            self.wish.store = False
+        return await super().end(answer)
+
+    async def fail(self, error: BaseException) -> Answer | None:
+        """Undo what the handler did, and record that it raised."""
+        attempt = cast("AtomicAttempt", self.attempt)
+        if attempt.savepoint is not None:
+            await cast("Any", self.colour.store).adapter.roll_back_to(attempt.savepoint)
+            attempt.savepoint = None
+        return await super().fail(error)
+
+
+class AtomicMiddleware:
+    """Every covered request of an ASGI app happens once, in a transaction that ``begin()`` begins.
+
+    ``begin`` gives an async context manager with a connection, which commits when it is left: ``pool.connection`` of
+    psycopg, ``engine.begin`` of SQLAlchemy. Further words: see ``effectonce.http.asgi.IdempotencyMiddleware``.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        receiver: Receiver,
+        begin: Callable[[], AbstractAsyncContextManager[Any]],
+        *,
+        scope: Scope,
+        routes: Iterable[Route] = (),
+        **rules: Unpack[RuleWords],
+    ) -> None:
+        self.app, self.begin = app, begin
+        self.boundary = claimed_here(Boundary(receiver, scope, routes, **rules))
+
+    async def __call__(self, scope: Any, receive: asgi_body.Receive, send: Send) -> None:
+        rules = None
+        if scope["type"] == "http":
+            rules = self.boundary.rules_for(scope["method"], seen_path(scope))
+        if rules is None:
+            await self.app(scope, receive, send)
+            return
+        try:
+            lines = [value for name, value in scope["headers"] if name == rules.header_name]
+            key = key_in(rules, lines)
+            if key is None and rules.key is None:
+                await self.app(scope, receive, send)
+                return
+            answer = await self._answer(rules, scope, receive, key)
+        except Problem as problem:
+            answer = problem.answer(rules.documentation)
+        except asgi_body.Gone:
+            return
+        await _send(send, answer)
+
+    async def _answer(self, rules: Rules, scope: Any, receive: asgi_body.Receive, key: str | None) -> Answer:
+        whose = self.boundary.scope_of(_request(scope)) if callable(self.boundary.scope) else PUBLIC
+        whose = checked_scope(await whose if inspect.isawaitable(whose) else whose)
+        fingerprint, taken = await asgi_body.take_in(scope, rules, receive, None, *asgi_body.begin(receive))
+        try:
+            body = await asgi_body.whole(taken)
+        finally:
+            asgi_body.close(taken)
+        name = key if key is not None else natural_key(rules, _request(scope), body)
+
+        async def transaction(on: Any) -> Answer:
+            exchange = AtomicExchange(self.boundary, rules, self.boundary.receiver.on(on), name, whose)
+            known = await exchange.open(fingerprint)
+            if known is not None:
+                return known
+            token = CONNECTION.set(on)
+            try:
+                with exchange.at_work():
+                    said = await _collected(self.app, scope, body)
+            except BaseException as error:
+                answer = await exchange.fail(error)
+                if answer is None:
+                    raise
+                return answer
+            finally:
+                CONNECTION.reset(token)
+            return await exchange.end(said)
+
+        return await aretrying(self.begin, transaction)
+
+
+async def _collected(app: App, scope: Any, body: bytes) -> Answer:
+    """What an app answers, all of it."""
+    given, start, pieces = False, {}, []
+
+    async def receive() -> Any:
+        nonlocal given
+        if given:  # nobody has gone, and there is nothing more to say
+            await asyncio.Event().wait()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        elif message["type"] == "http.response.body":
+            pieces.append(bytes(message.get("body", b"")))
+
+    await app(scope, receive, send)
+    if "status" not in start:
+        raise RuntimeError("The app returned without a response.")
+    return Answer(start["status"], sound(start.get("headers", ())), b"".join(pieces))
+
+
+class AtomicWSGIMiddleware:
+    """The same for a WSGI app. Django has ``effectonce.http.django_atomic``: it closes connections around its apps."""
+
+    def __init__(
+        self,
+        app: wsgi.App,
+        receiver: Receiver,
+        begin: Callable[[], AbstractContextManager[Any]],
+        *,
+        scope: Scope,
+        routes: Iterable[Route] = (),
+        **rules: Unpack[RuleWords],
+    ) -> None:
+        self.app, self.begin = app, begin
+        self.boundary = claimed_here(Boundary(receiver, scope, routes, **rules))
+
+    def __call__(self, environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Iterable[bytes]:
+        rules = self.boundary.rules_for(wsgi.method_of(environ), wsgi.path_of(environ))
+        if rules is None:
+            return self.app(environ, start_response)
+        try:
+            key = key_in(rules, wsgi._lines(environ, rules.header))
+            if key is None and rules.key is None:
+                return self.app(environ, start_response)
+            answer = self._answer(rules, environ, key)
+        except Problem as problem:
+            answer = problem.answer(rules.documentation)
+        return wsgi._send(start_response, answer)
+
+    def _answer(self, rules: Rules, environ: wsgi.Environ, key: str | None) -> Answer:
+        boundary = self.boundary
+        whose = checked_scope(
+            boundary.scope_of(wsgi.request_of(environ)) if callable(boundary.scope) else PUBLIC
+        )
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        query = environ.get("QUERY_STRING", "")
+        method = wsgi.method_of(environ)
+        hasher = Hasher(method, path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint)
+        with take_in_from(environ, rules, hasher, boundary.receiver.flow.monotonic) as taken:
+            body = whole(taken)
+        name = key if key is not None else natural_key(rules, wsgi.request_of(environ), body)
+        fingerprint = hasher.digest()
+
+        def transaction(on: Any) -> Answer:
+            exchange = AtomicExchange(boundary, rules, boundary.receiver.on(on), name, whose)
+            known = run(exchange.open(fingerprint))
+            if known is not None:
+                return known
+            token = CONNECTION.set(on)
+            try:
+                with exchange.at_work():
+                    said = _collected_wsgi(self.app, {**environ, "wsgi.input": io.BytesIO(body)})
+            except BaseException as error:
+                answer = run(exchange.fail(error))
+                if answer is None:
+                    raise
+                return answer
+            finally:
+                CONNECTION.reset(token)
+            return run(exchange.end(said))
+
+        return retrying(self.begin, transaction)
+
+
+def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
+    said: list[tuple[str, list[tuple[str, str]]]] = []
+    pieces: list[bytes] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        said[:] = [(status, headers)]
+        return pieces.append
+
+    result = app(environ, start_response)
+    try:
+        pieces.extend(result)
+    finally:
+        getattr(result, "close", lambda: None)()
+    if not said:
+        raise RuntimeError("The app answered without start_response.")
+    ((status, headers),) = said
+    pairs = sound((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
+    return Answer(int(status[:3]), pairs, b"".join(pieces))
+
+
+def _awaits(on: Receiver) -> bool:
+    return bool(cast("Any", on.store).adapter.awaits)

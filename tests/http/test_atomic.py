@@ -1,0 +1,189 @@
+"""The HTTP boundary in atomic mode: a request's record and its answer commit with what its handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI, HTTPException
+from fastapi import Request as Asked
+from tests.integration.transaction_drivers import Place
+from tests.servers.fixtures import HasURL
+
+from effectonce import Receiver, current
+from effectonce.errors import UsageError
+from effectonce.http import PUBLIC
+from effectonce.http.atomic import AtomicMiddleware, AtomicWSGIMiddleware, connection
+
+
+@pytest.fixture
+def place(postgres: HasURL) -> Iterator[Place]:
+    place = Place("postgresql", postgres.url)
+    place.prepare()
+    yield place
+    place.remove()
+
+
+class Site:
+    """A FastAPI app with a boundary in atomic mode, and a client of it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.receiver = Receiver(place.store_url)
+        self.begun = 0
+        self.at_commit: Callable[[Any], Awaitable[None]] | None = None
+        app = FastAPI()
+
+        @app.post("/pay")
+        async def pay(request: Asked) -> dict[str, str]:
+            id = (await request.body()).decode()
+            await connection().execute(f"INSERT INTO {place.effects} VALUES ('{id}')")
+            if request.query_params.get("status"):
+                raise HTTPException(int(request.query_params["status"]))
+            if request.query_params.get("raises"):
+                raise ValueError("no")
+            return {"paid": id, "guarantee": current().guarantee}
+
+        @app.post("/plain")
+        async def plain() -> str:
+            with pytest.raises(UsageError, match="no transaction"):
+                connection()
+            return "no key"
+
+        self.app = AtomicMiddleware(app, self.receiver, self.begin, scope=PUBLIC, required=False)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        self.begun += 1
+        async with await psycopg.AsyncConnection.connect(self.place.url) as connection:
+            yield connection
+            if self.at_commit is not None:
+                await self.at_commit(connection)
+
+    async def post(self, key: str | None, id: str, url: str = "/pay") -> httpx.Response:
+        headers = {} if key is None else {"Idempotency-Key": f'"{key}"'}
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(url, content=id, headers=headers)
+
+
+def told(place: Place, story: Callable[[Site], Awaitable[None]]) -> None:
+    site = Site(place)
+    asyncio.run(story(site))  # type: ignore[arg-type]
+    site.receiver.close()
+
+
+def test_a_request_commits_with_its_answer(place: Place) -> None:
+    """The effect happened once, the repeat has the same answer, and the handler knows that it is atomic."""
+
+    async def story(site: Site) -> None:
+        first, again = await site.post("k", "a"), await site.post("k", "a")
+        assert first.json() == again.json() == {"paid": "a", "guarantee": "atomic"}
+        assert (first.headers.get("x-idempotency-replayed"), again.headers["x-idempotency-replayed"]) == (
+            None,
+            "true",
+        )
+        assert place.count("a") == 1
+        assert (await site.post("k", "another")).status_code == 422
+        assert (await site.post(None, "", "/plain")).status_code == 200
+
+    told(place, story)
+
+
+def test_an_answer_of_5xx_and_an_exception_undo(place: Place) -> None:
+    """Nothing of what the handler did stays, and the retry runs; an answer of 4xx is an answer, with its effects."""
+
+    async def story(site: Site) -> None:
+        assert (await site.post("k", "a", "/pay?status=503")).status_code == 503
+        with pytest.raises(ValueError, match="no"):
+            await site.post("k2", "a", "/pay?raises=1")
+        assert place.count("a") == 0
+        assert (await site.post("k2", "a", "/pay?status=402")).status_code == 402
+        assert (await site.post("k2", "a", "/pay?status=402")).headers["x-idempotency-replayed"] == "true"
+        assert place.count("a") == 1
+
+    told(place, story)
+
+
+def test_nobody_is_told_before_the_commit(place: Place) -> None:
+    """A commit that fails is no answer; one that the engine wants to be tried again is, handler and all."""
+
+    async def story(site: Site) -> None:
+        async def refuse(connection: Any) -> None:
+            raise RuntimeError("the disk is full")
+
+        site.at_commit = refuse
+        with pytest.raises(RuntimeError, match="disk"):
+            await site.post("k", "a")
+        assert place.count("a") == 0
+
+        async def fail_once(connection: Any) -> None:
+            if site.begun < 3:
+                raise psycopg.errors.SerializationFailure("once")
+
+        site.at_commit = fail_once
+        assert (await site.post("k", "a")).status_code == 200
+        assert (site.begun, place.count("a")) == (3, 1)
+
+    told(place, story)
+
+
+def test_concurrent_requests_with_one_key(place: Place) -> None:
+    """One runs; the others are told that it runs, or have its answer."""
+
+    async def story(site: Site) -> None:
+        answers = await asyncio.gather(*(site.post("k", "a") for _ in range(6)))
+        assert {answer.status_code for answer in answers} <= {200, 409}
+        assert place.count("a") == 1
+
+    told(place, story)
+
+
+def replayed_in(headers: list[tuple[str, str]]) -> str | None:
+    return {name.lower(): value for name, value in headers}.get("x-idempotency-replayed")
+
+
+def test_wsgi(tmp_path: Path) -> None:
+    """The same for WSGI, over SQLite: once, replayed, undone by 5xx, and a large answer is done without its body."""
+    place = Place("sqlite", f"sqlite:///{tmp_path / 'app.db'}")
+    place.prepare()
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with closing(sqlite3.connect(place.path, timeout=30)) as opened, opened:
+            opened.execute("BEGIN IMMEDIATE")
+            yield opened
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        id = environ["wsgi.input"].read().decode()
+        connection().execute(f"INSERT INTO {place.effects} VALUES ('{id}')")
+        start_response("503 No" if id == "fails" else "200 OK", [("Content-Type", "text/plain")])
+        return [b"x" * 100 if id == "large" else id.encode()]
+
+    def post(key: str, id: str) -> tuple[str, bytes, str | None]:
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": "POST", "PATH_INFO": "/", "CONTENT_LENGTH": str(len(id)),
+            "wsgi.input": io.BytesIO(id.encode()), "HTTP_IDEMPOTENCY_KEY": f'"{key}"',
+        }  # fmt: skip
+        setup_testing_defaults(environ)
+        said: list[Any] = []
+        body = b"".join(site(environ, lambda status, headers, exc_info=None: said.append((status, headers))))
+        status, headers = said[-1]
+        return status[:3], body, replayed_in(headers)
+
+    with Receiver(place.store_url) as receiver:
+        site = AtomicWSGIMiddleware(app, receiver, begin, scope=PUBLIC, max_response=50)
+        assert [post("k", "a"), post("k", "a")] == [("200", b"a", None), ("200", b"a", "true")]
+        assert post("k2", "fails")[0] == post("k2", "fails")[0] == "503"
+        assert post("k3", "large")[:2] == ("200", b"x" * 100)
+        assert post("k3", "large")[0] == "409"
+    assert [place.count(id) for id in ("a", "fails", "large")] == [1, 0, 1]
