@@ -19,9 +19,9 @@ from benchmarks.peers.kitchen import LARGE, STREAMED
 
 BUSY = (409, 423, 425)
 """Told to come back: the first is still running, or what became of it is not known yet."""
-LEASE, KEEP = 1.0, 2.0
+LEASE, KEEP = 2.0, 2.0
 """Seconds, for the cases that need a short one."""
-PATIENCE = 8.0
+PATIENCE = 20.0
 """For so long a client comes back; what takes longer is stuck."""
 PAUSE = 0.05
 

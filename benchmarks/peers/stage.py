@@ -148,12 +148,15 @@ class Servers:
         del self._running[index]
 
     def run(self, case: Callable[[Self], None]) -> None:
-        """Run a case; its servers are free again afterwards."""
+        """Run a case; its servers are free again afterwards. Those on a file end: who idles there may hold a lock."""
         try:
             case(self)
         finally:
             self._lent.clear()
+            if self.contender.store == "sqlite":
+                self.close()
 
     def close(self) -> None:
         """End all servers."""
         self._stack.close()
+        self._running.clear()
