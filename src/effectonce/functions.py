@@ -64,6 +64,8 @@ class Identity:
                 raise UsageError(
                     f"{operation} has no parameter {name!r}; it has {', '.join(self.parameters) or 'none'}."
                 )
+        apart = {*ignore, *named, *RECEIVERS_OF_A_CALL}
+        self._asked = tuple(name for name in self.parameters if name not in apart)
         self._prefix = None if callable(scope) else keys.prefix(scope, operation, self.version)
 
     def check_scope(self, scope: object) -> None:
@@ -83,10 +85,8 @@ class Identity:
                 fingerprint = b""
             else:
                 id_ = self._id(bound, args, kwargs)
-                asked = {
-                    n: v for n, v in bound.items() if n not in self.ignore and n not in RECEIVERS_OF_A_CALL
-                }
-                fingerprint = keys.fingerprint(asked)
+                asked = self._asked
+                fingerprint = keys.fingerprint({name: bound[name] for name in asked}) if asked else b""
         except Unencodable as error:
             raise UsageError(
                 f"{self.operation} can't tell what this call asks: {error}. Name the key with key=, and leave out "

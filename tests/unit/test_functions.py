@@ -815,3 +815,23 @@ def test_functions_share_a_file_between_receivers(store: Store) -> None:
     for _ in range(2):
         assert Receiver(store).idempotent(key="order_id")(pay)("o-1") == "one"
     assert handler.runs == 1
+
+
+def test_what_the_key_names_is_not_asked_twice() -> None:
+    """An order is one order however its number is written; what the key does not name is what is asked under it."""
+    receiver = Receiver("memory://")
+
+    @receiver.idempotent(key="order")
+    def cancel(order: object) -> str:
+        return f"cancelled {order}"
+
+    @receiver.idempotent(key=("shop", "order"))
+    def pay(shop: str, order: object, cents: int) -> int:
+        return cents
+
+    assert cancel(7) == cancel("7") == "cancelled 7"
+    record = receiver.get(cancel.key(7))
+    assert record is not None and record.fingerprint == b""
+    assert pay("s", 7, 500) == pay("s", "7", 500) == 500
+    with pytest.raises(KeyReused):
+        pay("s", 7, 900)
