@@ -151,6 +151,18 @@ def test_redis_stops_a_key_at_its_first_failure(valkey: Any) -> None:
     assert [got[0] for got in place.got(1)] == ["e-4"]
 
 
+def test_redis_never_takes_for_added_what_it_has_left_out(valkey: Any) -> None:
+    """A key that failed in one stream is left out of the next; an event that came before is not lost by that."""
+    place = OnRedis(valkey.url)
+    bad = place.poison().topic
+    events = [event(1, bad, "other"), event(2, place.topic, "a"), event(3, bad, "a")]
+    first, second, third = published(open_publisher(valkey.url), events)
+    assert first is not None
+    assert third is not None
+    assert isinstance(second, Unsent)
+    assert place.payloads() == []
+
+
 def test_redis_trims_a_stream_as_it_is_told(valkey: Any) -> None:
     """?prefix= and ?maxlen= are part of the URL."""
     place = OnRedis(valkey.url)

@@ -78,14 +78,14 @@ class Sorting:
         if not any(results):
             self.settlement.published += [event.seq for event in events]
             return
+        if all(isinstance(error, Unsent) for error in results):
+            self.away = self.away or results[0]
         for event, error in zip(events, results, strict=True):
             if event.key in self._stuck:
                 # With keeps_order it did not arrive. Should it have, it comes twice with one id, which is allowed.
                 self.settlement.released.append(event.seq)
             elif error is None:
                 self.settlement.published.append(event.seq)
-            elif isinstance(error, Unsent):
-                self._unsent(event, error)
             else:
                 self._failed(event, error)
 
@@ -94,17 +94,15 @@ class Sorting:
         self.away = self.away or error
         self.settlement.released += [event.seq for event in events]
 
-    def _unsent(self, event: Event, error: Unsent) -> None:
-        self.untried([event], error)
-        if event.key is not None:
-            self._stuck.add(event.key)
-
     def _failed(self, event: Event, error: Exception) -> None:
         self.failures.append((event, error))
         if event.key is not None:
             self._stuck.add(event.key)
-        if event.attempts >= self._retrying.max_attempts:
+        if isinstance(error, Unsent):
+            pause = self._retrying.pause(1, self._chance())
+            self.settlement.retried.append((event.seq, pause, reason_of(error), False))
+        elif event.attempts >= self._retrying.max_attempts:
             self.settlement.given_up.append((event.seq, reason_of(error)))
         else:
             pause = self._retrying.pause(event.attempts, self._chance())
-            self.settlement.retried.append((event.seq, pause, reason_of(error)))
+            self.settlement.retried.append((event.seq, pause, reason_of(error), True))

@@ -30,8 +30,8 @@ class Settlement:
     """What became of a batch: the rows that were published, the others by what happens to them next."""
 
     published: list[int] = field(default_factory=list)
-    retried: list[tuple[int, float, str]] = field(default_factory=list)
-    """Row, pause in seconds, reason."""
+    retried: list[tuple[int, float, str, bool]] = field(default_factory=list)
+    """Row, pause in seconds, reason, and whether it was an attempt."""
     given_up: list[tuple[int, str]] = field(default_factory=list)
     """Row, reason."""
     released: list[int] = field(default_factory=list)

@@ -90,8 +90,8 @@ class MySQLOutbox:
                 held += run(name, seqs=tuple(settlement.published), token=token)[1]
             if settlement.released:
                 held += run("release", seqs=tuple(settlement.released), token=token)[1]
-            for seq, pause, reason in settlement.retried:
-                held += run("retry", seq=seq, pause=pause, reason=reason, token=token)[1]
+            for seq, pause, reason, counts in settlement.retried:
+                held += run("retry", seq=seq, pause=pause, reason=reason, counts=counts, token=token)[1]
             for seq, reason in settlement.given_up:
                 held += run("give_up", seq=seq, reason=reason, state=2 if blocks else 3, token=token)[1]
         return held

@@ -76,8 +76,9 @@ class PostgresOutbox:
         if settlement.released:
             calls.append(("release", {"seqs": settlement.released}))
         if settlement.retried:
-            seqs, pauses, reasons = (list(column) for column in zip(*settlement.retried, strict=True))
-            calls.append(("retry", {"seqs": seqs, "pauses": pauses, "reasons": reasons}))
+            columns = (list(column) for column in zip(*settlement.retried, strict=True))
+            names = ("seqs", "pauses", "reasons", "counts")
+            calls.append(("retry", dict(zip(names, columns, strict=True))))
         if settlement.given_up:
             seqs, reasons = (list(column) for column in zip(*settlement.given_up, strict=True))
             calls.append(("give_up", {"seqs": seqs, "reasons": reasons, "state": 2 if blocks else 3}))

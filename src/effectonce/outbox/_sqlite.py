@@ -67,7 +67,10 @@ class SQLiteOutbox:
         calls: dict[str, list[dict[str, Any]]] = {
             "publish" if keeps else "delete": [{"seq": seq} for seq in settlement.published],
             "release": [{"seq": seq} for seq in settlement.released],
-            "retry": [{"seq": seq, "pause": pause, "reason": why} for seq, pause, why in settlement.retried],
+            "retry": [
+                {"seq": seq, "pause": pause, "reason": why, "counts": counts}
+                for seq, pause, why, counts in settlement.retried
+            ],
             "give_up": [{"seq": seq, "reason": why} for seq, why in settlement.given_up],
         }
         with self._transaction() as connection:

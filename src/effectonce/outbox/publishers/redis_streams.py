@@ -63,24 +63,37 @@ class RedisStreams:
         by_topic: dict[str, list[Event]] = {}
         for event in events:
             by_topic.setdefault(event.topic, []).append(event)
-        answers: dict[int, Exception] = {}
-        stuck: set[str] = set()
-        away: Exception | None = None
-        failed: dict[int, Exception] = {}
-        for topic, group in by_topic.items():
-            for start in range(0, len(group), AT_ONCE):
-                some = [event for event in group[start : start + AT_ONCE] if event.key not in stuck]
-                if away is None:
-                    try:
-                        failed = self._add(topic, some)
-                    except redis.RedisError as error:
-                        away = Unsent(f"{type(error).__name__}: {error}")
-                if away is not None:
-                    failed = {event.seq: away for event in some}
-                if failed:
-                    answers |= failed
-                    stuck |= {event.key for event in some if event.seq in failed and event.key is not None}
-        return [answers.get(event.seq) for event in events] if answers else [None] * len(events)
+        answers: dict[int, Exception | None] = {}
+        stuck: set[str | None] = set()
+        try:
+            for topic, group in by_topic.items():
+                for start in range(0, len(group), AT_ONCE):
+                    some = [event for event in group[start : start + AT_ONCE] if event.key not in stuck]
+                    answers |= self._answers(some, self._add(topic, some), stuck)
+        except redis.RedisError as error:
+            if not answers:
+                raise
+            missing: Exception = Unsent(f"{type(error).__name__}: {error}")
+        else:
+            missing = Unsent("An earlier event of its key failed.")
+        # What has no answer was not sent, and must never be taken for published.
+        return [answers.get(event.seq, missing) for event in events]
+
+    @staticmethod
+    def _answers(
+        events: Sequence[Event], failed: dict[int, Exception], stuck: set[str | None]
+    ) -> dict[int, Exception | None]:
+        """Who was added, and who failed; a key's events behind a failure have no answer."""
+        if not failed:
+            return dict.fromkeys((event.seq for event in events), None)
+        answers: dict[int, Exception | None] = {}
+        for event in events:
+            if event.key in stuck:
+                continue
+            answers[event.seq] = failed.get(event.seq)
+            if event.seq in failed and event.key is not None:
+                stuck.add(event.key)
+        return answers
 
     def _add(self, topic: str, events: Sequence[Event]) -> dict[int, Exception]:
         arguments: list[Any] = [self._longest]

@@ -68,7 +68,8 @@ UPDATE {table} SET due_at = 0, token = NULL, attempts = attempts - 1
 WHERE seq IN %(seqs)s AND token = %(token)s AND state <= 1;
 
 -- name: retry
-UPDATE {table} SET state = 1, token = NULL, due_at = UNIX_TIMESTAMP(NOW(6)) + %(pause)s, reason = %(reason)s
+UPDATE {table} SET state = 1, token = NULL, due_at = UNIX_TIMESTAMP(NOW(6)) + %(pause)s, reason = %(reason)s,
+    attempts = attempts - IF(%(counts)s, 0, 1)
 WHERE seq = %(seq)s AND token = %(token)s AND state <= 1;
 
 -- name: give_up

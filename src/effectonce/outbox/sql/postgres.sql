@@ -103,8 +103,10 @@ UPDATE {table} SET due_at = 0, token = NULL, attempts = attempts - 1
 WHERE seq = ANY(%(seqs)s) AND token = %(token)s AND state <= 1;
 
 -- name: retry
-UPDATE {table} AS o SET state = 1, token = NULL, due_at = date_part('epoch', clock_timestamp()) + pause, reason = failed.reason
-FROM unnest(%(seqs)s::bigint[], %(pauses)s::float8[], %(reasons)s::text[]) AS failed (seq, pause, reason)
+UPDATE {table} AS o SET state = 1, token = NULL, due_at = date_part('epoch', clock_timestamp()) + pause,
+    reason = failed.reason, attempts = attempts - CASE WHEN counts THEN 0 ELSE 1 END
+FROM unnest(%(seqs)s::bigint[], %(pauses)s::float8[], %(reasons)s::text[], %(counts)s::boolean[])
+    AS failed (seq, pause, reason, counts)
 WHERE o.seq = failed.seq AND token = %(token)s AND state <= 1;
 
 -- name: give_up

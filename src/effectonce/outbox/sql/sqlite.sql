@@ -52,7 +52,8 @@ UPDATE {table} SET due_at = 0, token = NULL, attempts = attempts - 1
 WHERE seq = :seq AND token = :token AND state <= 1;
 
 -- name: retry
-UPDATE {table} SET state = 1, token = NULL, due_at = :now + :pause, reason = :reason
+UPDATE {table} SET state = 1, token = NULL, due_at = :now + :pause, reason = :reason,
+    attempts = attempts - CASE WHEN :counts THEN 0 ELSE 1 END
 WHERE seq = :seq AND token = :token AND state <= 1;
 
 -- name: give_up
