@@ -177,6 +177,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         heard, told = os.pipe()
+        began = time.monotonic()
         pid = os.fork()
         if pid == 0:
             ticks = Ticks(order["at"] if order["by"] == "statement" else None)
@@ -197,6 +198,7 @@ def main() -> None:
         answer = {
             "killed": os.WIFSIGNALED(status),
             "count": reached,
+            "seconds": time.monotonic() - began,
             "failed": os.WIFEXITED(status) and status != 0,
         }
         sys.stdout.write(json.dumps(answer) + "\n")

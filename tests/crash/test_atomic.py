@@ -159,10 +159,15 @@ def test_killed_at_every_boundary_of_statements(atomic: Callable[..., dict[str, 
     assert all(killed)
 
 
+def kill_at_random(atomic: Callable[..., dict[str, Any]], random: Random, moments: int) -> int:
+    """Kill at moments of a victim's life; how many had not come to its end."""
+    life = min(atomic("statement", None)["seconds"] for _ in range(3))
+    return sum(atomic("time", random.randrange(int(life * 1e6)))["killed"] for _ in range(moments))
+
+
 def test_killed_at_any_moment(atomic: Callable[..., dict[str, Any]]) -> None:
     """Also while the engine is at work: in the middle of a commit as well as between two."""
-    random = Random(5)
-    assert sum(atomic("time", random.randrange(60_000))["killed"] for _ in range(MOMENTS))
+    assert kill_at_random(atomic, Random(5), MOMENTS)
 
 
 def test_an_effect_that_is_committed_first_is_found_out(atomic: Callable[..., dict[str, Any]]) -> None:
@@ -176,5 +181,4 @@ def test_an_effect_that_is_committed_first_is_found_out(atomic: Callable[..., di
 def test_soak(atomic: Callable[..., dict[str, Any]]) -> None:
     """Hundreds of moments on every engine."""
     random = Random(int(os.environ.get("EFFECTONCE_SEED", "0")))
-    killed = sum(atomic("time", random.randrange(80_000))["killed"] for _ in range(SOAK_MOMENTS))
-    assert killed >= 500
+    assert kill_at_random(atomic, random, SOAK_MOMENTS) >= 500

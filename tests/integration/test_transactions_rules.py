@@ -19,6 +19,7 @@ from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver, current
+from effectonce._records import State
 from effectonce.errors import ColourMismatch, InDoubt, InProgress, KeyReused, StoreError, UsageError
 from effectonce.policy import Resolution
 from effectonce.transactions import adapt, aretrying, code_of, is_retryable, retrying
@@ -341,6 +342,64 @@ def test_a_swallowed_error_can_not_pass_for_success(postgres_scene: Scene) -> No
             scene.receiver.on(connection).process(Message(id="a"), handler)
         assert scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection)).value == "a"
     assert scene.place.count("a") == 1
+
+
+@pytest.mark.parametrize("awaits", [False, True], ids=["Session", "AsyncSession"])
+def test_what_a_session_flushes_belongs_to_the_handler(postgres_scene: Scene, awaits: bool) -> None:
+    """Objects are written when the handler has returned; an error of theirs is the handler's, and undoes it."""
+    from sqlalchemy import Column, String, create_engine, text
+    from sqlalchemy.exc import IntegrityError
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    from sqlalchemy.orm import Session, declarative_base
+
+    scene = postgres_scene
+    url = scene.place.sqlalchemy("psycopg")
+
+    class Effect(declarative_base()):  # type: ignore[misc]
+        __tablename__ = scene.place.effects
+        id = Column(String, primary_key=True)
+
+    scene.place.ask(f"ALTER TABLE {scene.place.effects} ADD PRIMARY KEY (id)")
+    scene.place.ask(f"INSERT INTO {scene.place.effects} VALUES ('taken')")
+
+    def run_blocking() -> None:
+        engine = create_engine(url)
+        with Session(engine) as session:
+
+            def handler(message: Message) -> None:
+                session.add(Effect(id=message.id))
+
+            session.add(Effect(id="before"))
+            session.flush()
+            with pytest.raises(IntegrityError) as caught:
+                scene.receiver.on(session).process(Message(id="taken"), handler)
+            assert not getattr(caught.value, "__notes__", None)
+            scene.receiver.on(session).process(Message(id="free"), handler)
+            assert session.execute(text("SELECT 1")).scalar() == 1
+            session.commit()
+        engine.dispose()
+
+    async def run_awaiting() -> None:
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as session:
+
+            async def handler(message: Message) -> None:
+                session.add(Effect(id=message.id))
+
+            session.add(Effect(id="before"))
+            await session.flush()
+            with pytest.raises(IntegrityError) as caught:
+                await scene.receiver.on(session).aprocess(Message(id="taken"), handler)
+            assert not getattr(caught.value, "__notes__", None)
+            await scene.receiver.on(session).aprocess(Message(id="free"), handler)
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(run_awaiting()) if awaits else run_blocking()
+    assert [scene.place.count(id) for id in ("before", "taken", "free")] == [1, 1, 1]
+    record = scene.receiver.get(scene.receiver.key_of(Message(id="taken")))
+    assert record is not None
+    assert record.state is State.ABSENT
 
 
 def test_a_dead_connection_does_not_mask_the_handlers_error(server_scene: Scene) -> None:

@@ -53,12 +53,13 @@ class _SQLAlchemy(Adapter):
 
     @contextmanager
     def _living(self, name: str) -> Iterator[Any]:
-        """A nested transaction, unless the one around it was ended. One whose flush failed has undone itself."""
-        nested = self._nested.pop(name)
+        """A nested transaction to be released. If its flush fails, it is still there to be rolled back."""
+        nested = self._nested[name]
         if not nested.is_active:
             raise SavepointGone("the transaction around it was ended")
         with gone_or_raised():
             yield nested
+        del self._nested[name]
 
     @staticmethod
     def _result(done: Any) -> Result:
@@ -81,8 +82,8 @@ class SQLAlchemy(_SQLAlchemy):
             nested.commit()
 
     async def roll_back_to(self, name: str) -> None:
-        with self._living(name) as nested:
-            nested.rollback()
+        with gone_or_raised():
+            self._nested.pop(name).rollback()
 
 
 class AsyncSQLAlchemy(_SQLAlchemy):
@@ -102,5 +103,5 @@ class AsyncSQLAlchemy(_SQLAlchemy):
             await nested.commit()
 
     async def roll_back_to(self, name: str) -> None:
-        with self._living(name) as nested:
-            await nested.rollback()
+        with gone_or_raised():
+            await self._nested.pop(name).rollback()
