@@ -76,8 +76,9 @@ def idemkit() -> Any:
     """Behind idemkit, on Redis."""
     from idemkit import HttpConfig, IdempotencyMiddleware, RedisBackend
 
-    config = HttpConfig(scope_mode="single_tenant")
-    return IdempotencyMiddleware(app, backend=RedisBackend.from_url(os.environ[STORE]), config=config)
+    # Sixty-four callers want more connections than its driver gives by default, and got 503.
+    backend = RedisBackend.from_url(os.environ[STORE], max_connections=1000)
+    return IdempotencyMiddleware(app, backend=backend, config=HttpConfig(scope_mode="single_tenant"))
 
 
 def asgi_idempotency_header() -> Any:
