@@ -150,6 +150,21 @@ def test_a_failed_entry_comes_again_and_a_hopeless_one_is_put_aside(client: redi
     assert pending(client, stream) == 0
 
 
+def test_a_pause_is_shorter_than_the_patience_with_the_dead(client: redis.Redis, stream: str) -> None:
+    """A failed entry comes again after its own pause, however long a silent consumer is waited for."""
+    add(client, stream, "flaky")
+    ran: list[str] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        if len(ran) < 2:
+            raise ValueError("not yet")
+
+    with Receiver("memory://") as receiver:
+        until(consumer_of(client, stream, receiver, idle="1h"), handler, lambda: len(ran) > 1)
+    assert pending(client, stream) == 0
+
+
 def test_a_remembered_error_is_put_aside_at_once(client: redis.Redis, stream: str) -> None:
     """Another delivery would get the same error, so there is none."""
     add(client, stream, "declined")

@@ -26,6 +26,8 @@ class ListBroker:
 
     away: tuple[type[Exception], ...] = (Away,)
 
+    group = ""
+
     def __init__(self, *batches: list[Delivery], awaits: bool = False, deadline: float | None = None) -> None:
         self.batches, self.awaits, self.deadline = list(batches), awaits, deadline
         self.told: list[tuple[Delivery, Verdict]] = []
@@ -152,6 +154,25 @@ def test_what_is_put_aside_does_not_stop_its_group_for_good() -> None:
     assert isinstance(first.verdicts()["bad"], DeadLetter)
     assert second.verdicts()["poison"].reason == "attempts_exhausted"
     assert ran == ["poison", "last"]
+
+
+def test_two_groups_of_one_source_are_two_consumers() -> None:
+    """Also when they share a receiver that does not say who consumes: nobody's message is taken for another's."""
+    ran: list[str] = []
+
+    def consume_as(group: str, receiver: Receiver) -> None:
+        broker = ListBroker([of("o-1")])
+        broker.group = group
+        consume(broker, receiver, lambda message: ran.append(group))
+
+    with Receiver("memory://") as receiver:
+        for group in ("billing", "shipping", "billing"):
+            consume_as(group, receiver)
+    assert ran == ["billing", "shipping"]
+    with Receiver("memory://", consumer="both") as receiver:
+        for group in ("old", "new"):
+            consume_as(group, receiver)
+    assert ran == ["billing", "shipping", "old"], "a consumer that says its name is one, whatever its group"
 
 
 def test_dead_letters_are_events() -> None:

@@ -68,9 +68,11 @@ def test_what_is_done_is_acknowledged_with_its_value() -> None:
 
 
 def test_an_attempt_that_runs_elsewhere_is_never_acknowledged() -> None:
-    """It is delivered again when the other's lease is over, within bounds; also when the policy says "skip"."""
-    assert told("in_progress", InProgress(retry_after=12.0)) == Nack(12.0, "in_progress")
-    assert told("in_progress", InProgress(retry_after=900.0)) == Nack(60.0, "in_progress")
+    """It is delivered again, soon at first, and when the other's lease is over; also when the policy says "skip"."""
+    busy = Outcome("in_progress", error=InProgress(retry_after=12.0))
+    assert [decide(busy, POLICY, PACE, times).delay for times in (1, 2, 3, 4, 5, 9)] == [1, 2, 4, 8, 12, 12]
+    busy = Outcome("in_progress", error=InProgress(retry_after=900.0))
+    assert decide(busy, POLICY, PACE, 99) == Nack(60.0, "in_progress")
     assert told("in_progress", InProgress(retry_after=0.0)).delay > 0
     assert isinstance(told("in_progress", None), Nack)
 

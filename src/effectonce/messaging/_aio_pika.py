@@ -26,6 +26,7 @@ class AioPika:
 
     awaits = True
     away: tuple[type[Exception], ...] = (AMQPError, ChannelInvalidStateError, OSError)
+    group = ""
     deadline: float | None = None
 
     def __init__(

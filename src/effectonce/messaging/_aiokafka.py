@@ -30,6 +30,7 @@ class AioKafka:
                 "What can't be processed is produced to another topic: give an AIOKafkaProducer, producer=."
             )
         self._consumer, self._producer = consumer, producer
+        self.group = str(consumer._group_id or "")
         self._topics, self._dead, self._wanted = topics, dead, wanted
         poll_ms = getattr(consumer, "_max_poll_interval_ms", DEFAULT_POLL_SECONDS * 1000)
         self.deadline: float | None = poll_ms / 1000

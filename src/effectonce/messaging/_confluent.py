@@ -46,6 +46,7 @@ class Confluent:
                 )
         if "group.id" not in configuration:
             raise UsageError('The configuration has no "group.id", which names who consumes.')
+        self.group = str(configuration["group.id"])
         own = {"enable.auto.commit": False, "enable.auto.offset.store": False}
         self._configuration = {"auto.offset.reset": "earliest", **configuration, **own}
         self._topics, self._dead, self._wanted = topics, dead, wanted

@@ -87,6 +87,8 @@ class Broker(Protocol):
     awaits: bool
     away: tuple[type[Exception], ...]
     """What its client raises while it can't be reached."""
+    group: str
+    """Who consumes, where the broker has a word for it; it names the consumer of a receiver that does not say."""
     deadline: float | None
     """Seconds after which it delivers again what was neither settled nor extended; None: never."""
 
@@ -216,7 +218,8 @@ class Consumer:
         groups = [
             d.group for d, message in zip(deliveries, admitted, strict=True) if isinstance(message, Message)
         ]
-        slots = self._receiver._slots(good, handler, "", "", None, self.policy)
+        operation = "" if self._receiver.consumer else self._broker.group
+        slots = self._receiver._slots(good, handler, operation, "", None, self.policy)
         named = iter("" if isinstance(slot, Outcome) else slot[0].key for slot in slots)
         keys = ["" if isinstance(message, DeadLetter) else next(named) for message in admitted]
         self._under_way = list(zip(keys, deliveries, strict=True))
@@ -233,7 +236,7 @@ class Consumer:
         if isinstance(outcome, DeadLetter):
             verdict: Verdict = outcome
         else:
-            verdict = decide(outcome, self.policy, self._pace)
+            verdict = decide(outcome, self.policy, self._pace, delivery.times)
             warning = self._watchdog.hear(delivery, outcome, verdict, self._receiver.flow.monotonic())
             if warning:
                 log.error("%s", warning)

@@ -8,7 +8,7 @@ outcome        means                                       the broker is told
 =============  ==========================================  ====================================================
 executed       the effect happened and is recorded         ack
 replayed       it had happened before                      ack, with the first value
-in_progress    another consumer is at it                   nack, until its lease is over; never an ack
+in_progress    another consumer is at it                   nack, until its lease is over at most; never an ack
 failed         the handler raised, its claim was released  nack, with a pause that doubles with each attempt
 failed         the error is remembered, or the attempts    dead letter: another delivery would get the same
                are used up
@@ -190,7 +190,7 @@ class Pace(NamedTuple):
     longest: float = 300.0
 
     def after(self, attempts: int) -> float:
-        """The pause after so many attempts."""
+        """The pause after so many attempts, or deliveries."""
         return min(self.first * 2.0 ** min(max(attempts, 1) - 1, 64), self.longest)
 
     def bounded(self, delay: float) -> float:
@@ -198,21 +198,22 @@ class Pace(NamedTuple):
         return min(max(delay, SHORTEST_DELAY), self.longest)
 
 
-def decide(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
-    """What to tell the broker of a delivery that had this outcome under this policy."""
-    return TABLE[outcome.status](outcome, policy, pace)
+def decide(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int = 1) -> Verdict:
+    """What to tell the broker of a delivery, its ``times``-th, that had this outcome under this policy."""
+    return TABLE[outcome.status](outcome, policy, pace, times)
 
 
-def _done(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _done(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     return Ack(outcome.value, outcome.replayed)  # also when its result can't be shown: the effect happened
 
 
-def _busy(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _busy(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
+    # Mostly it is done long before its lease is over, and this one may hold up its partition: so ask early at first.
     left = outcome.error.retry_after if isinstance(outcome.error, InProgress) else pace.first
-    return Nack(pace.bounded(left), "in_progress")
+    return Nack(pace.bounded(min(left, pace.after(times))), "in_progress")
 
 
-def _failed(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _failed(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     error = outcome.error
     if isinstance(error, AttemptsExhausted):
         return DeadLetter("attempts_exhausted", explained(error), outcome.attempt)
@@ -227,27 +228,27 @@ def _failed(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
     return Nack(pace.after(outcome.attempt), "failed")
 
 
-def _doubtful(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _doubtful(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     return Nack(pace.longest, "in_doubt")
 
 
-def _mismatched(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _mismatched(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     return DeadLetter("mismatch", explained(outcome.error), outcome.attempt)
 
 
-def _late(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _late(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     if outcome.error is None:
         return Ack()  # the policy's own dead_letter has it
     return DeadLetter("late", explained(outcome.error), outcome.attempt)
 
 
-def _unanswered(outcome: Outcome[Any], policy: Policy, pace: Pace) -> Verdict:
+def _unanswered(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     error = outcome.error
     delay = error.retry_after if isinstance(error, StoreUnavailable) else pace.longest
     return Nack(pace.bounded(delay), "store_error", excused=True)
 
 
-TABLE: Mapping[Status, Callable[[Outcome[Any], Policy, Pace], Verdict]] = {
+TABLE: Mapping[Status, Callable[[Outcome[Any], Policy, Pace, int], Verdict]] = {
     "executed": _done,
     "replayed": _done,
     "in_progress": _busy,

@@ -38,6 +38,7 @@ class Pika:
 
     awaits = False
     away: tuple[type[Exception], ...] = (AMQPError, OSError)
+    group = ""
 
     def __init__(self, parameters: Any, queue: str, dead: str, prefetch: int, wanted: Any) -> None:
         if not isinstance(parameters, Parameters):

@@ -81,7 +81,7 @@ class _Stream:
     id: Any = None
 
     def __init__(self, context: JetStreamContext, stream: str, durable: str, subject: str, dead: str) -> None:
-        self._context, self._name, self._durable = context, stream, durable
+        self._context, self._name, self.group = context, stream, durable
         self._subject, self._dead = subject, dead
         self._subscription: JetStreamContext.PullSubscription | None = None
 
@@ -89,7 +89,7 @@ class _Stream:
         config = await self._durable_config()
         if config.ack_policy != AckPolicy.EXPLICIT:
             raise UsageError(
-                f"The consumer {self._durable!r} acknowledges by itself or many at once, so a message could be gone "
+                f"The consumer {self.group!r} acknowledges by itself or many at once, so a message could be gone "
                 "before its effect happened. Make it with ack_policy explicit."
             )
         self.deadline = min([config.ack_wait or DEFAULT_ACK_WAIT, *(config.backoff or ())])
@@ -98,13 +98,13 @@ class _Stream:
         except NotFoundError:
             await self._context.add_stream(name=f"{self._name}-dead", subjects=[self._dead])
         if self._subscription is None:
-            self._subscription = await self._context.pull_subscribe_bind(self._durable, stream=self._name)
+            self._subscription = await self._context.pull_subscribe_bind(self.group, stream=self._name)
 
     async def _durable_config(self) -> ConsumerConfig:
         try:
-            info = await self._context.consumer_info(self._name, self._durable)
+            info = await self._context.consumer_info(self._name, self.group)
         except NotFoundError:
-            wanted = ConsumerConfig(durable_name=self._durable, filter_subject=self._subject or None)
+            wanted = ConsumerConfig(durable_name=self.group, filter_subject=self._subject or None)
             info = await self._context.add_consumer(self._name, wanted)
         config: ConsumerConfig = info.config
         return config

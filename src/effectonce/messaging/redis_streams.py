@@ -87,7 +87,7 @@ class _Streams:
     id: Any = None
 
     def __init__(self, client: Any, stream: str, group: str, name: str, idle: float, dead: str) -> None:
-        self._client, self._stream, self._group, self._dead = client, stream, group, dead
+        self._client, self._stream, self.group, self._dead = client, stream, group, dead
         self._name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self._is_passing = not name
         self.awaits = inspect.iscoroutinefunction(client.execute_command)
@@ -99,7 +99,7 @@ class _Streams:
 
     async def open(self) -> None:
         try:
-            await _done(self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True))
+            await _done(self._client.xgroup_create(self._stream, self.group, id="0", mkstream=True))
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -107,13 +107,14 @@ class _Streams:
     async def fetch(self, most: int) -> Sequence[Delivery]:
         if time.monotonic() >= self._look_at:
             taken = await self._take_over(most)
+            if len(taken) < most:  # else there are more, and they are the oldest
+                self._look_at = time.monotonic() + self._look_every
             if taken:
                 return taken
-            self._look_at = time.monotonic() + self._look_every
         wait_ms = max(int(self._look_every * 1000), 1)
         streams = {self._stream: ">"}
         answer = await _done(
-            self._client.xreadgroup(self._group, self._name, streams, count=most, block=wait_ms)
+            self._client.xreadgroup(self.group, self._name, streams, count=most, block=wait_ms)
         )
         if isinstance(answer, dict):  # the third protocol's form
             answer = list(answer.items())
@@ -124,7 +125,7 @@ class _Streams:
         """Entries that nobody has spoken of for long, with how often they were delivered."""
         answer = await _done(
             self._client.xautoclaim(
-                self._stream, self._group, self._name, self._idle_ms, start_id=self._cursor, count=most
+                self._stream, self.group, self._name, self._idle_ms, start_id=self._cursor, count=most
             )
         )
         self._cursor, entries = answer[0], [entry for entry in answer[1] if entry[1]]
@@ -132,7 +133,7 @@ class _Streams:
             return []
         pending = await _done(
             self._client.xpending_range(
-                self._stream, self._group, entries[0][0], entries[-1][0], len(entries), self._name
+                self._stream, self.group, entries[0][0], entries[-1][0], len(entries), self._name
             )
         )
         counts = {each["message_id"]: each["times_delivered"] for each in pending}
@@ -156,7 +157,7 @@ class _Streams:
         pipeline = self._client.pipeline(transaction=False)
         done = [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack | DeadLetter)]
         if done:
-            pipeline.xack(self._stream, self._group, *done)
+            pipeline.xack(self._stream, self.group, *done)
         for delivery, verdict in settled:
             if isinstance(verdict, Nack):
                 idle_ms = max(self._idle_ms - int(verdict.delay * 1000), 0)
@@ -170,16 +171,16 @@ class _Streams:
 
     def _hold(self, pipeline: Any, entry_ids: list[bytes], idle_ms: int) -> None:
         """Say that entries have been idle for so long. JUSTID: this is no delivery, and is not counted as one."""
-        pipeline.xclaim(self._stream, self._group, self._name, 0, entry_ids, idle=idle_ms, justid=True)
+        pipeline.xclaim(self._stream, self.group, self._name, 0, entry_ids, idle=idle_ms, justid=True)
 
     async def close(self) -> None:
         """A name that was made up for this run goes with it, unless entries are still waiting under it."""
         if self._is_passing:
             waiting = await _done(
-                self._client.xpending_range(self._stream, self._group, "-", "+", 1, self._name)
+                self._client.xpending_range(self._stream, self.group, "-", "+", 1, self._name)
             )
             if not waiting:
-                await _done(self._client.xgroup_delconsumer(self._stream, self._group, self._name))
+                await _done(self._client.xgroup_delconsumer(self._stream, self.group, self._name))
 
 
 async def _done(answer: Any) -> Any:

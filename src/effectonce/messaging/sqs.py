@@ -77,6 +77,7 @@ class _Queue:
 
     awaits = False
     away: tuple[type[Exception], ...] = (BotoCoreError, ClientError)
+    group = ""
     id: Any = None
 
     def __init__(self, client: Any, url: str, visibility: float, wait: float, dead: str) -> None:
