@@ -81,7 +81,7 @@ def wait_for_leader(store: SQLiteStore) -> None:
 
 
 def wait_for_queue(store: SQLiteStore, count: int) -> None:
-    wait_until(lambda: len(store._group._queue) >= count, what=f"A queue of {count}")
+    wait_until(lambda: len(store._group.queue) >= count, what=f"A queue of {count}")
 
 
 def read_beside_a_write(store: SQLiteStore, key: str) -> Record | None:

@@ -37,6 +37,7 @@ from effectonce.errors import (
 )
 from effectonce.stores import open_store
 from effectonce.stores.sqlite import SQLiteStore
+from effectonce.testing.clocks import ManualClock
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at /proc/self/fd")
 NOBODY_UID = 65534
@@ -188,6 +189,57 @@ def test_what_may_not_be_written_is_refused(what: str) -> None:
 
 
 # A store that can't write is an error, never a silent run.
+
+
+REMOVALS = {
+    "removed": Path.unlink,
+    "moved": lambda path: path.rename(path.with_name("elsewhere.db")),
+    "replaced": lambda path: path.with_name("backup.db").replace(path),
+}
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+def test_a_file_that_is_taken_away_runs_nothing_more(path: Path, how: str) -> None:
+    """Another process would find no file or another one and do everything again: claims are refused within a second."""
+    clock = ManualClock()
+    with Receiver(SQLiteStore(path, clock=clock)) as receiver:
+        receiver.process(Message("e-1"), lambda _: "first")
+        with (
+            closing(sqlite3.connect(path)) as source,
+            closing(sqlite3.connect(path.with_name("backup.db"))) as copy,
+        ):
+            source.backup(copy)
+        REMOVALS[how](path)
+        clock.advance(1)
+        for _ in range(2):
+            with pytest.raises(StoreMismatch, match="removed or replaced"):
+                receiver.process(Message("e-2"), lambda _: pytest.fail("ran"))
+
+
+def test_a_file_that_comes_back_is_used_again(path: Path) -> None:
+    """What was moved and put back is the same file."""
+    clock = ManualClock()
+    with Receiver(SQLiteStore(path, clock=clock)) as receiver:
+        receiver.process(Message("e-1"), lambda _: "first")
+        away = path.rename(path.with_name("elsewhere.db"))
+        clock.advance(1)
+        with pytest.raises(StoreMismatch):
+            receiver.process(Message("e-2"), lambda _: pytest.fail("ran"))
+        away.rename(path)
+        assert receiver.process(Message("e-2"), lambda _: "second").value == "second"
+
+
+@LINUX
+def test_a_fork_does_not_make_a_new_file(path: Path) -> None:
+    """Connections are closed before a fork; afterwards nobody takes another file for the one that is gone."""
+    with Receiver(SQLiteStore(path)) as receiver:
+        receiver.process(Message("e-1"), lambda _: "first")
+        receiver.store.before_fork()  # type: ignore[attr-defined]
+        path.unlink()
+        receiver.store.after_fork(in_child=False)  # type: ignore[attr-defined]
+        with pytest.raises(StoreMismatch, match="removed or replaced"):
+            receiver.process(Message("e-1"), lambda _: pytest.fail("ran"))
+    assert not path.exists()
 
 
 def test_a_lock_held_too_long_is_refused(store: SQLiteStore, path: Path) -> None:

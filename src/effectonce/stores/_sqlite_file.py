@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import time
@@ -42,6 +43,7 @@ class DatabaseFile:
         self._durability = durability
         self._busy_timeout = busy_timeout
         self._beside = beside
+        self._place: tuple[int, int] | None = None
 
     def open(self) -> sqlite3.Connection:
         """A connection that commits every statement by itself and never waits by itself."""
@@ -63,13 +65,24 @@ class DatabaseFile:
         folder = self.path.parent
         if not folder.is_dir():
             raise StoreUnavailable(f"There is no directory {folder} to keep {self.path.name} in.")
+        if self._place is not None:
+            self.check_place()
         connection = self.open()
         try:
             self.patiently(self._prepare, connection)
         except BaseException:
             connection.close()
             raise
+        self._place = _place(self.path)
         return connection
+
+    def check_place(self) -> None:
+        """Refuse to go on in a file that nobody else can find: they would make another, and do everything again."""
+        if _place(self.path) != self._place:
+            raise StoreMismatch(
+                f"{self.path} is not the file that this process has opened: somebody has removed or replaced it. Nothing "
+                "was run. Put it back, or start all processes anew; they know nothing then of what it remembered."
+            )
 
     def patiently(self, action: Callable[..., Any], *args: Any) -> Any:
         """Try until nobody else is in the way, at most ``busy_timeout``. What failed has changed nothing."""
@@ -145,6 +158,14 @@ class DatabaseFile:
                 f"{self.path} has schema {version}, this effectonce knows {SCHEMA}. Nothing was changed. "
                 "Use the effectonce that wrote it, or newer."
             )
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

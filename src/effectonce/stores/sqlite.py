@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 STATES = {int(state): state for state in State}
 PURGE_EVERY, PURGE_SHARE = 32, 4
 """After 32 new claims the hand passes four times as many rows, with the next commit."""
+LOOK_EVERY_SECONDS = 1.0
+"""How long claims go on before it is noticed that the file was removed or replaced."""
 LAST = b""
 """Follows every key: in SQLite a blob is greater than any text."""
 
@@ -141,6 +144,7 @@ class SQLiteStore(_Verbs):
         self._new_claims = 0
         self._expect_new = True
         self._floor = 0
+        self._looked = -inf
         self._handover: Handover[Command, Answer] | None = None
         self._start()
         with self._file.errors():
@@ -331,6 +335,9 @@ class SQLiteStore(_Verbs):
 
     def _perform_claim(self, pen: Pen, claim: Claim, now: float) -> Answer:
         """Expect what the last claim met: a new key costs one INSERT then, a known one a SELECT."""
+        if not 0 <= now - self._looked < LOOK_EVERY_SECONDS:
+            self._file.check_place()
+            self._looked = now
         busy = None
         if self._expect_new and claim.may_create:
             decision = decide_claim(None, claim, now, self._floor)
