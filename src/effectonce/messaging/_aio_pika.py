@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from aio_pika import DeliveryMode, Message
@@ -41,7 +42,7 @@ class AioPika:
     async def open(self) -> None:
         await self.close()
         await self._make_dead_queue()
-        self._channel = await self._connection.channel()
+        self._channel = await self._new_channel()
         await self._channel.set_qos(prefetch_count=self._prefetch)
         try:
             queue = await self._channel.get_queue(self._queue)
@@ -55,9 +56,15 @@ class AioPika:
 
         await queue.consume(take)
 
+    async def _new_channel(self) -> AbstractChannel:
+        try:
+            return await self._connection.channel()
+        except RuntimeError as error:  # what a robust connection says while it is being made anew
+            raise ConnectionError(str(error)) from error
+
     async def _make_dead_queue(self) -> None:
         """On a channel of its own: one that finds a queue with other arguments is closed by the broker."""
-        channel = await self._connection.channel()
+        channel = await self._new_channel()
         try:
             await channel.declare_queue(self._dead, durable=True)
         except ChannelPreconditionFailed:  # it is there, and its owner made it otherwise
@@ -124,4 +131,5 @@ class AioPika:
         """The broker gives what was not acknowledged to others."""
         channel, self._channel = self._channel, None
         if channel is not None and not channel.is_closed:
-            await channel.close()
+            with suppress(RuntimeError, *self.away):  # a connection that broke has closed it
+                await channel.close()
