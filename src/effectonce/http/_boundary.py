@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import Any, Unpack
 
 from .._answers import call_of, completion_of
@@ -20,7 +21,7 @@ from .._flow import CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
 from .._messages import Outcome
 from .._receiver import Receiver
 from .._records import Decision, Ending, make
-from ..errors import LateArrival, NotApplied, UsageError
+from ..errors import InProgress, LateArrival, NotApplied, StoreError, UsageError
 from ..keys import content_id, prefix
 from ._exchange import (
     ANSWER,
@@ -49,6 +50,8 @@ from ._rules import (
 )
 
 OPERATION = "http"
+MOST_WARNINGS = 50
+SECONDS_BETWEEN_COMPLAINTS = 1.0
 log = logging.getLogger("effectonce.http")
 
 
@@ -79,7 +82,8 @@ class Boundary:
         self.everywhere = {} if self.routes else dict.fromkeys(self.rules.methods, self.rules)
         """The rules by method, where the path does not matter."""
         self.quota = Quota(receiver.flow.monotonic)
-        self._has_warned = False
+        self._warned: set[tuple[str, str]] = set()
+        self._complained = -inf
         self._words = words
         self._own: dict[tuple[Route | None, Route], Rules] = {}
 
@@ -108,15 +112,22 @@ class Boundary:
         return self._own[route, own]
 
     def warn_of_unclaimed(self, method: str, path: str) -> None:
-        """A client sent a key and counts on it, but its handler has not claimed it. Said once."""
-        if not self._has_warned:
-            self._has_warned = True
+        """A client sent a key and counts on it, but its handler has not claimed it. Said once of each place."""
+        if (method, path) not in self._warned and len(self._warned) < MOST_WARNINGS:
+            self._warned.add((method, path))
             log.warning(  # the path is quoted, for it may have line breaks
                 "%s %r was done without protection: it has a key, and its handler claims none. Claim it there, or "
                 "give the boundary a scope.",
                 method,
                 path,
             )
+
+    def complain(self, error: StoreError) -> None:
+        """Say why requests are refused, since those who send them are not told. Said once in a while."""
+        now = self.receiver.flow.monotonic()
+        if now - self._complained >= SECONDS_BETWEEN_COMPLAINTS:
+            self._complained = now
+            log.warning("Requests get 503: %s", error)
 
     def scope_of(self, request: Request) -> Any:
         """What the scope function gives: a name, nothing, or something to await."""
@@ -162,7 +173,14 @@ LONGEST_NAME = 64
 MOST_NAMES = 4096
 _fit_names: dict[str, str] = {}
 """Names that were found fit to be names, and are no secrets; with what begins their keys."""
-_CREDENTIALS = re.compile(r"(?i)(basic|bearer|digest|negotiate|token|api-?key)[ :=]")
+_UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+_CREDENTIALS = re.compile(
+    r"(basic|bearer|digest|negotiate|token|api-?key|session(id)?)[ :=]"  # a whole header, or a cookie
+    r"|(sk|pk|rk|gh[a-z]|github_pat|glpat|xox[a-z]|whsec|api|key|tok|pat)[_-]"  # beginnings that tokens have
+    rf"|(?!{_UUID})(?=.*[0-9])(?=.*[a-z])[^ @]{{20,}}$"  # what nobody would choose for a name
+    r"|[0-9a-f]{64}$",  # one of our own hashes: as it stands, it would be the name of whom it was made for
+    re.IGNORECASE,
+)
 
 
 def checked_scope(scope: Any) -> str:
@@ -172,12 +190,9 @@ def checked_scope(scope: Any) -> str:
     """
     if type(scope) is str and scope in _fit_names:
         return scope
-    if not scope:
+    name = _name_in(scope)
+    if not name or name.isspace():
         raise Problem("scope-missing", "Send the credentials that this API asks for.")
-    text: Any = type(scope).__str__
-    if text is object.__str__:  # it has an address instead of a name, so that no repeat would be known
-        raise UsageError(f"The scope function gave {scope!r}. Have it give a name: a string or a number.")
-    name = str(scope)
     try:
         if len(name) > LONGEST_NAME or _CREDENTIALS.match(name):
             name = content_id(name)
@@ -189,6 +204,21 @@ def checked_scope(scope: Any) -> str:
             _fit_names.clear()
         _fit_names[name] = prefix(name, OPERATION)
     return name
+
+
+def _name_in(scope: Any) -> str:
+    """What a scope function gave, as text; "" for nothing."""
+    if not scope:
+        return ""
+    if isinstance(scope, bytes):  # a header, as ASGI has it
+        return scope.decode("latin-1")
+    text: Any = type(scope).__str__
+    if scope is True or (text is object.__str__ and not isinstance(scope, int)):
+        # It has an address instead of a name, so that no repeat would be known; or it changes with what it holds.
+        raise UsageError(
+            f"The scope function gave a {type(scope).__name__}. Have it give a name: a string or a whole number."
+        )
+    return str(scope)
 
 
 # -- The handler's word --------------------------------------------------------------------------------------------
@@ -245,7 +275,8 @@ class Exchange:
     wish: Wish
 
     def __init__(self, boundary: Boundary, rules: Rules, colour: Colour, key: str, scope: str) -> None:
-        self.flow, self.rules, self.colour, self.quota = boundary.receiver.flow, rules, colour, boundary.quota
+        self.boundary, self.rules, self.colour = boundary, rules, colour
+        self.flow, self.quota = boundary.receiver.flow, boundary.quota
         self.key, self.scope = key, scope
 
     async def open(self, fingerprint: bytes) -> Answer | None:
@@ -288,7 +319,17 @@ class Exchange:
     def _refusal(self, outcome: Outcome[Answer]) -> Answer:
         if isinstance(outcome.error, LateArrival):
             raise self.quota.refusal()
+        if isinstance(outcome.error, InProgress) and self._is_inside_itself():
+            raise UsageError(
+                "This request is behind two boundaries of one receiver, and the inner one would wait for the outer "
+                "one. Leave one of them out.",
+                key=self.call.key,
+            )
         return self.given(outcome)
+
+    def _is_inside_itself(self) -> bool:
+        running = self.flow.keeper.running(self.call.key)
+        return running is not None and running is CURRENT.get(None)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -354,6 +395,8 @@ class Exchange:
                 return make(Answer, (status, (*headers, self.rules.replayed, *self.marks), body))
             error = NOT_REPLAYABLE
         assert error is not None
+        if isinstance(error, StoreError):
+            self.boundary.complain(error)
         problem = problem_of(error, self.rules.busy_status)
         if problem is None:
             raise error
