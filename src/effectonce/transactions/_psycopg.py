@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from psycopg import AsyncConnection, AsyncRawCursor, Connection, Pipeline, RawCursor
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from ._psycopg_talk import Spoken, may_talk, talk
 from .base import Adapter, Dialect, Result, Statement, Values, gone_or_raised, plain
 
-if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
-    from ._psycopg_talk import Spoken
+IDLE = TransactionStatus.IDLE
+PIPELINES = Pipeline.is_supported()
 
 
 class _Psycopg(Adapter):
@@ -22,8 +25,6 @@ class _Psycopg(Adapter):
     _connection: Any
 
     def may_talk(self) -> bool:
-        from ._psycopg_talk import may_talk
-
         return self.pipelines and may_talk(self._connection)
 
     async def savepoint(self, name: str) -> None:
@@ -51,9 +52,7 @@ class _Psycopg(Adapter):
         return self.pipelines and (len(statements) > 1 or self._connection.pgconn.pipeline_status != 0)
 
     def in_transaction(self) -> bool:
-        from psycopg.pq import TransactionStatus
-
-        idle = self._connection.info.transaction_status is TransactionStatus.IDLE
+        idle = self._connection.pgconn.transaction_status == IDLE
         return not (idle and self._connection.autocommit)
 
 
@@ -61,16 +60,11 @@ class Psycopg(_Psycopg):
     """A blocking connection."""
 
     def __init__(self, connection: Connection[Any]) -> None:
-        from psycopg import Pipeline, RawCursor
-        from psycopg.rows import tuple_row
-
         self._connection = connection
         self._cursor: Callable[[], Any] = lambda: RawCursor(connection, row_factory=tuple_row)
-        self.pipelines = Pipeline.is_supported()
+        self.pipelines = PIPELINES
 
     async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
-        from ._psycopg_talk import talk
-
         with self._connection.lock:
             return cast("list[Result]", self._connection.wait(talk(self._connection, calls)))
 
@@ -92,16 +86,11 @@ class AsyncPsycopg(_Psycopg):
     how_to_begin = "async with connection.transaction(): …, or connect without autocommit=True."
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
-        from psycopg import AsyncPipeline, AsyncRawCursor
-        from psycopg.rows import tuple_row
-
         self._connection = connection
         self._cursor: Callable[[], Any] = lambda: AsyncRawCursor(connection, row_factory=tuple_row)
-        self.pipelines = AsyncPipeline.is_supported()
+        self.pipelines = PIPELINES
 
     async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
-        from ._psycopg_talk import talk
-
         async with self._connection.lock:
             return cast("list[Result]", await self._connection.wait(talk(self._connection, calls)))
 
