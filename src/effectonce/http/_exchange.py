@@ -148,9 +148,10 @@ class Answer(NamedTuple):
 HELD_BACK: frozenset[bytes] = frozenset(
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade date set-cookie set-cookie2 "
     b"www-authenticate proxy-authenticate authorization proxy-authorization authentication-info "
-    b"proxy-authentication-info".split()
+    b"proxy-authentication-info idempotency-key x-idempotency-replayed idempotent-replayed".split()
 )
-"""Headers of one connection, one moment or one login: no part of the answer to a repeat."""
+"""Headers of one connection, one moment or one login: no part of the answer to a repeat. The last three are a
+boundary's own; an app that hands on what another service answered has that one's."""
 
 
 BODILESS = frozenset({204, 304})
