@@ -234,6 +234,21 @@ def test_no_error_shows_a_password(url: str, tmp_path: Path, monkeypatch: pytest
     assert files_in(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://scott:t1ger@db.example.com/0",
+        "postgresql://scott:t1ger@db.example.com/prod",
+        "mysql://scott:t1ger@db.example.com/prod",
+    ],
+)
+def test_no_variable_of_a_store_shows_a_password(url: str) -> None:
+    """Error trackers and debuggers print what the variables along a traceback hold."""
+    store = open_store(url)
+    assert "t1ger" not in repr([store, vars(store)])
+    store.close()
+
+
 def a_directory(path: Path) -> None:
     path.mkdir()
 

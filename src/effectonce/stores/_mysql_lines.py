@@ -53,6 +53,10 @@ class Address(NamedTuple):
     tls_ca: str | None
     timeout: float
 
+    def __repr__(self) -> str:
+        """Debuggers and error trackers show what variables hold; the password is not theirs to show."""
+        return f"<{self.shown}>"
+
     @property
     def shown(self) -> str:
         """Enough to recognise it by."""
