@@ -73,11 +73,8 @@ class _Piece:
             by_key.setdefault(key, index)
         try:
             opened = await self._claim(list(by_key.values()))
-            for (
-                index
-            ) in first.values():  # the same key with another payload: what the store says of that alone
-                if index not in by_key.values():
-                    opened[index] = None
+            # The same key with another payload: what the store says of that alone.
+            opened.update(dict.fromkeys(set(first.values()).difference(by_key.values())))
             if opened:
                 await self._run_and_record(opened)
         except BaseException:

@@ -353,6 +353,8 @@ def to_extend(
     return [delivery for key, delivery in under_way if key not in lost]
 
 
-def position(*parts: str | int) -> str:
-    """A place in a broker's log as an id: the same whenever the broker delivers it again."""
-    return keys.composite("at", *parts)
+def or_place(where: str, found: object, *place: str | int) -> tuple[tuple[str, object], ...]:
+    """An id that the sender gave, or else a place in the broker's log: the same whenever that is delivered again."""
+    if found is not None:
+        return ((where, found),)
+    return ((where, None), ("its place", keys.composite("at", *place)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, position
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place
 
 WAIT_SECONDS: Final = 1.0
 DEFAULT_POLL_SECONDS: Final = 300.0
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 def delivery_of(record: Record, wanted: Any) -> Delivery:
     """A delivery. Kafka does not count them."""
     place = record.place
-    usual = (("the header id", record.header("id")), ("its place", position(place.partition, record.offset)))
+    usual = or_place("the header id", record.header("id"), place.partition, record.offset)
     ids = candidates(wanted, record, record.header, usual)
     size = len(record.value or b"")
     return Delivery(record, place.topic, ids, record.value, size, record.timestamp, group=place)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, position
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
 
 try:
     from nats.errors import Error
@@ -119,8 +119,8 @@ class _Stream:
 
     def _delivery(self, message: Msg) -> Delivery:
         about, headers = message.metadata, message.headers or {}
-        place = position(about.stream, about.sequence.stream)
-        usual = ((f"the header {MSG_ID}", headers.get(MSG_ID)), ("its place", place))
+        place = (about.stream, about.sequence.stream)
+        usual = or_place(f"the header {MSG_ID}", headers.get(MSG_ID), *place)
         ids = candidates(self.id, message, headers.get, usual)
         sent, times = about.timestamp.timestamp(), about.num_delivered
         return Delivery(message, self._name, ids, message.data, len(message.data), sent, times)

@@ -26,7 +26,7 @@ from .._durations import Duration, seconds
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, position
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
 
 try:
     import redis
@@ -141,7 +141,7 @@ class _Streams:
 
     def _delivery(self, entry_id: bytes, fields: Fields, times: int) -> Delivery:
         place = entry_id.decode()
-        usual = (("the field id", fields.get(b"id")), ("its place", position(*place.split("-"))))
+        usual = or_place("the field id", fields.get(b"id"), *place.split("-"))
         ids = candidates(self.id, fields, lambda name: fields.get(name.encode()), usual)
         size = sum(len(name) + len(value) for name, value in fields.items())
         sent = int(place.partition("-")[0]) / 1000
