@@ -34,6 +34,17 @@ CASES = (
         prefill=500,
         budget_seconds=0.2,
     ),
+    _case(
+        name="postgres-atomic",
+        title="PostgreSQL, one row of work in the user's transaction, new",
+        op="new",
+        rows=(
+            Row("raw", "raw", "by hand", note="BEGIN, claim, work, complete, COMMIT"),
+            Row("work alone", "raw", "alone", note="unprotected"),
+            Row("effectonce atomic", "effectonce", "atomic", floor=1.0),
+        ),
+        budget_seconds=0.3,
+    ),
     _crowd(
         name="postgres-new-64",
         title="PostgreSQL, asyncio, 64 callers (raw: a pool of 16), new",

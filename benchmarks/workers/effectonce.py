@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.workers.base import RESULT, Counter, Setup, Subject
+from benchmarks.workers.base import RESULT, Counter, Run, Setup, Subject
 from benchmarks.workers.forms import Forms, subject
 from benchmarks.workers.micro import PAYLOAD, Work, micro_stream
 from benchmarks.workers.purging import ClaimsBesidePurge
@@ -83,9 +83,14 @@ def open_forms(setup: Setup) -> Forms:
         return process(Message(id=key), lambda _: body())
 
     is_decorated = setup.variant == "decorated"
+    chosen: Run = run_decorated if is_decorated else run
+    if setup.variant == "atomic":
+        from benchmarks.workers.atomic import atomic
+
+        chosen = atomic(setup, receiver, counter)
     return Forms(
         counter=counter,
-        run=run_decorated if is_decorated else run,
+        run=chosen,
         arun=arun_decorated if is_decorated else arun,
         batch=batch_in_turn if setup.variant == "in turn" else batch,
         call=call,

@@ -10,6 +10,7 @@ from typing import LiteralString
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from benchmarks.workers.atomic import alone, by_hand
 from benchmarks.workers.base import ENCODED, Counter, Setup
 from benchmarks.workers.forms import Forms
 from benchmarks.workers.raw_sqlite import KEEP_SECONDS, LEASE_SECONDS
@@ -99,9 +100,11 @@ def open_forms(setup: Setup) -> Forms:
             _wait(connection, key)
 
     is_reading = setup.variant == "select"
+    in_transaction = {"alone": alone, "by hand": by_hand}.get(setup.variant)
+    chosen = read if is_reading else run
     return Forms(
         counter=counter,
-        run=read if is_reading else run,
+        run=in_transaction(setup, counter) if in_transaction else chosen,
         arun=aread if is_reading else arun,
         batch=batch,
         call=call,
