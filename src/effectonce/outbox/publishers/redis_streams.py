@@ -98,18 +98,16 @@ class RedisStreams:
     def _add(self, topic: str, events: Sequence[Event]) -> dict[int, Exception]:
         arguments: list[Any] = [self._longest]
         for event in events:
-            key, headers = event.key, event.headers
-            if key is None and not headers:
-                arguments += ("", 4, "id", event.id, "payload", event.payload)
-            elif not headers:
-                arguments += (key, 6, "id", event.id, "key", key, "payload", event.payload)
-            else:
-                fields = ["id", event.id, "payload", event.payload, "headers", json.dumps(dict(headers))]
-                fields += [] if key is None else ["key", key]
-                arguments += (key or "", len(fields), *fields)
+            headers = event.headers
+            arguments += (
+                event.key or "",
+                event.id,
+                event.payload,
+                json.dumps(dict(headers)) if headers else "",
+            )
         replies = self._script(keys=[self._prefix + topic], args=arguments)
         failed = [reply.decode(errors="replace").partition(" ") for reply in replies]
-        return {events[int(number) - 1].seq: redis.ResponseError(text) for number, _, text in failed}
+        return {events[int(number)].seq: redis.ResponseError(text) for number, _, text in failed}
 
     def close(self) -> None:
         """Close the connections."""

@@ -92,15 +92,15 @@ RETURNING o.seq, o.id, o.topic, o.aggregate, o.payload, o.headers, o.attempts, o
 
 -- Every write-back asks for the token: rows that another relay has taken over are not touched.
 -- name: delete
-DELETE FROM {table} WHERE seq = ANY(%(seqs)s) AND token = %(token)s AND state <= 1;
+DELETE FROM {table} WHERE seq = ANY(%(seqs)s::bigint[]) AND token = %(token)s AND state <= 1;
 
 -- name: publish
 UPDATE {table} SET state = 4, token = NULL, due_at = date_part('epoch', clock_timestamp()), reason = NULL
-WHERE seq = ANY(%(seqs)s) AND token = %(token)s AND state <= 1;
+WHERE seq = ANY(%(seqs)s::bigint[]) AND token = %(token)s AND state <= 1;
 
 -- name: release
 UPDATE {table} SET due_at = 0, token = NULL, attempts = attempts - 1
-WHERE seq = ANY(%(seqs)s) AND token = %(token)s AND state <= 1;
+WHERE seq = ANY(%(seqs)s::bigint[]) AND token = %(token)s AND state <= 1;
 
 -- name: retry
 UPDATE {table} AS o SET state = 1, token = NULL, due_at = date_part('epoch', clock_timestamp()) + pause,
