@@ -12,6 +12,7 @@ import pytest
 from tests.unit.receiving import StagedStore, Told
 
 from effectonce import Message, Policy, Receiver, State, StoreUnavailable, current
+from effectonce.errors import ColourMismatch, UsageError
 from effectonce.messaging._consumer import Consumer
 from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
 from effectonce.testing.clocks import wait_until
@@ -173,6 +174,27 @@ def test_two_groups_of_one_source_are_two_consumers() -> None:
         for group in ("old", "new"):
             consume_as(group, receiver)
     assert ran == ["billing", "shipping", "old"], "a consumer that says its name is one, whatever its group"
+
+
+def test_handlers_that_would_not_run_are_refused_before_anything_is_fetched() -> None:
+    """Coroutine functions for a blocking client, objects that hide one, and generators for either."""
+
+    class Hidden:
+        async def __call__(self, message: Message) -> None: ...
+
+    async def coroutine(message: Message) -> None: ...
+
+    def generator(message: Message) -> Any:
+        yield
+
+    with Receiver("memory://") as receiver:
+        blocking, awaiting = ListBroker([of("o-1")]), ListBroker([of("o-1")], awaits=True)
+        for wrong in (coroutine, Hidden(), generator):
+            with pytest.raises(ColourMismatch, match="plain function"):
+                Consumer(blocking, receiver, {}).run(wrong)
+        with pytest.raises(UsageError, match="generator"):
+            asyncio.run(Consumer(awaiting, receiver, {}).arun(generator))
+    assert len(blocking.batches) == len(awaiting.batches) == 1
 
 
 def test_dead_letters_are_events() -> None:

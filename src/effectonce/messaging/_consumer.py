@@ -11,7 +11,6 @@ While a batch is under way, a heartbeat extends the broker's deadline for it, as
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 import threading
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from .. import _blocking, batch
 from .._durations import Duration, seconds
 from .._messages import Message, Outcome
+from .._receiver import Receiver, _check_awaited, _is_plain
 from ..errors import ColourMismatch, UsageError
 from ..policy import Policy
 from ._delivery import (
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from .._flow import Colour
-    from .._receiver import Receiver
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -315,9 +314,12 @@ class Consumer:
         if self._broker.awaits != awaits:
             instead = "await consumer.arun(...)" if self._broker.awaits else "consumer.run(...)"
             raise ColourMismatch(f"This consumer's client needs the other form: {instead}.")
-        if not awaits and inspect.iscoroutinefunction(chosen):
+        if awaits:
+            _check_awaited(chosen, "arun")
+        elif not _is_plain(chosen):
             raise ColourMismatch(
-                f"{chosen!r} is a coroutine function. A blocking client can't await it: use the client's asyncio form."
+                f"{chosen!r} is a coroutine function or a generator: calling it runs nothing here. Give a plain "
+                "function, or use the client's asyncio form."
             )
         return chosen
 
