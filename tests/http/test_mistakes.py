@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from flask import Flask
 
 from effectonce import Receiver
 from effectonce.errors import UsageError
@@ -18,6 +19,7 @@ from effectonce.http import PUBLIC, Route
 from effectonce.http.asgi import IdempotencyMiddleware
 from effectonce.http.client import AsyncIdempotencyTransport, IdempotencyTransport, Rules
 from effectonce.http.fastapi import idempotent, install
+from effectonce.http.flask import Idempotency
 from effectonce.http.webhooks import Stripe, Webhooks
 
 SECRET_URL = "redis://:hunter2@store"
@@ -109,7 +111,26 @@ def test_a_dependency_on_a_method_that_is_not_covered_is_told(caplog: pytest.Log
         for path in ("/prices/1", "/prices/2", "/stock/1"):
             assert post(app, path, "PUT") == 200
     first, second = caplog.messages
-    assert first.startswith(
-        "PUT '/prices/{item}' has idempotent(...), and runs without protection: only PATCH, POST"
+    assert first == (
+        "PUT '/prices/{item}' was done without protection: its handler is marked, but only PATCH, POST are covered. "
+        "Add it to the rule methods=."
     )
     assert second.startswith("PUT '/stock/{item}'")
+
+
+def test_a_view_that_is_marked_for_other_methods_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Rules of a view's own say that it is meant to be covered. Safe methods need no protection."""
+    app = Flask("shop")
+    idempotency = Idempotency(app, Receiver("memory://"), scope=PUBLIC)
+    app.route("/forgotten", methods=["GET", "PUT"])(idempotency.rules(keep="7d")(lambda: "put"))
+    app.put("/covered", endpoint="covered")(idempotency.rules(methods=["PUT"])(lambda: "put"))
+    app.put("/unmarked", endpoint="unmarked")(lambda: "put")
+    client = app.test_client()
+    with caplog.at_level(logging.WARNING, logger="effectonce"):
+        for path in ("/covered", "/unmarked"):
+            assert client.put(path, headers={"Idempotency-Key": "k"}).status_code == 200
+        assert client.get("/forgotten").status_code == 200
+        assert caplog.messages == []
+        assert [client.put("/forgotten").status_code for _ in range(2)] == [200, 200]
+    (message,) = caplog.messages
+    assert message.startswith("PUT '/forgotten' was done without protection: its handler is marked")

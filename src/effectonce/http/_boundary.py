@@ -96,7 +96,11 @@ class Boundary:
         method = method.upper()  # some frameworks take "post" for what it means
         if own is not None:
             rules = self._own_rules(path, own) if own.covered else None
-            return rules if rules is not None and method in rules.methods else None
+            if rules is None or method in rules.methods:
+                return rules
+            if method not in SAFE:
+                self.warn_of_method(method, path, rules)
+            return None
         if method not in self.methods:
             return None
         for route, rules in self.routes:
@@ -113,14 +117,26 @@ class Boundary:
 
     def warn_of_unclaimed(self, method: str, path: str) -> None:
         """A client sent a key and counts on it, but its handler has not claimed it. Said once of each place."""
+        self._warn(
+            method,
+            path,
+            "it has a key, and its handler claims none. Claim it there, or give the boundary a scope",
+        )
+
+    def warn_of_method(self, method: str, path: str, rules: Rules) -> None:
+        """A handler says that it is idempotent, but not for this method. Said once of each place."""
+        covered = ", ".join(sorted(rules.methods))
+        self._warn(
+            method,
+            path,
+            f"its handler is marked, but only {covered} are covered. Add it to the rule methods=",
+        )
+
+    def _warn(self, method: str, path: str, why: str) -> None:
         if (method, path) not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add((method, path))
-            log.warning(  # the path is quoted, for it may have line breaks
-                "%s %r was done without protection: it has a key, and its handler claims none. Claim it there, or "
-                "give the boundary a scope.",
-                method,
-                path,
-            )
+            # The path is quoted, for it may have line breaks.
+            log.warning("%s %r was done without protection: %s.", method, path, why)
 
     def complain(self, error: StoreError) -> None:
         """Say why requests are refused, since those who send them are not told. Said once in a while."""

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary, log
+from ._boundary import Boundary
 from ._exchange import PROBLEMS
 from ._rules import SAFE, Route, Rules, RuleWords, Scope
 from .asgi import HANDLE, IdempotencyMiddleware, seen_path
@@ -92,8 +92,6 @@ def idempotent(scope: Callable[..., Any]) -> Any:
     if not callable(scope):
         raise UsageError(f"idempotent({scope!r}): name a dependency, a function that says who is calling.")
 
-    told: set[tuple[str, str]] = set()
-
     async def claim(
         request: Request,
         whose: Any = Depends(scope),  # noqa: B008 - how FastAPI is told
@@ -101,7 +99,7 @@ def idempotent(scope: Callable[..., Any]) -> Any:
     ) -> None:
         covered = request.scope.get(HANDLE)
         if covered is None:
-            _check_uncovered(request, told)
+            _check_uncovered(request)
         elif not await covered.claim(whose):
             raise HTTPException(covered.instead.status)  # the boundary sends the answer in its place
 
@@ -109,7 +107,7 @@ def idempotent(scope: Callable[..., Any]) -> Any:
     return Depends(claim)
 
 
-def _check_uncovered(request: Request, told: set[tuple[str, str]]) -> None:
+def _check_uncovered(request: Request) -> None:
     """A method that is not covered passes, and is named in the log. A boundary that is not there must not pass."""
     boundary: Boundary | None = getattr(request.app.state, "effectonce", None)
     if request.method in SAFE:
@@ -123,16 +121,8 @@ def _check_uncovered(request: Request, told: set[tuple[str, str]]) -> None:
             "scope= of install(app, receiver, scope=...) or idempotent(...) of the route."
         )
     rules = next((rules for route, rules in boundary.routes if route.matches(path)), boundary.rules)
-    place = request.method, getattr(request.scope.get("route"), "path", "")
-    if rules is not None and place not in told:  # None: covered=False was said of it
-        told.add(place)
-        log.warning(
-            "%s %r has idempotent(...), and runs without protection: only %s are covered. Write "
-            'install(..., methods=[..., "%s"]), or routes=[Route(..., covered=False)] if it is meant so.',
-            *place,
-            ", ".join(sorted(rules.methods)),
-            request.method,
-        )
+    if rules is not None:  # None: covered=False was said of it
+        boundary.warn_of_method(request.method, getattr(request.scope.get("route"), "path", path), rules)
 
 
 # -- OpenAPI -------------------------------------------------------------------------------------------------------
