@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import exp, log
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ._fork import tell_of_forks
 from ._records import Guarantee
@@ -126,7 +126,8 @@ def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
     """The hooks, if each can be called and does something when it is: a coroutine would never run."""
     if not isinstance(hooks, Iterable):
         raise UsageError(f"hooks={hooks!r} must be a list, such as [log_events].")
-    for hook in (known := tuple(hooks)):
+    known: tuple[Any, ...] = tuple(hooks)
+    for hook in known:
         if not callable(hook) or inspect.iscoroutinefunction(hook):
             raise UsageError(
                 f"{hook!r} can't be a hook. Give a function, not a coroutine function, of one event."

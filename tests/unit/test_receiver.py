@@ -1068,7 +1068,7 @@ def test_a_receiver_is_a_context(tmp_path: Any) -> None:
 
 
 def test_closing_on_a_loop_waits_for_what_runs(tmp_path: Path) -> None:
-    """``async with Receiver(...)`` and ``aclose`` let a running handler end and be recorded, like ``close`` elsewhere."""
+    """``async with Receiver(...)`` and ``aclose`` let a running handler end and be recorded, as ``close`` does."""
     url = f"sqlite:///{tmp_path}/effects.db"
 
     async def closed_in_the_middle() -> None:

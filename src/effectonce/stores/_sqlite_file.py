@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 import time
@@ -80,8 +79,8 @@ class DatabaseFile:
         """Refuse to go on in a file that nobody else can find: they would make another, and do everything again."""
         if _place(self.path) != self._place:
             raise StoreMismatch(
-                f"{self.path} is not the file that this process has opened: somebody has removed or replaced it. Nothing "
-                "was run. Put it back, or start all processes anew; they know nothing then of what it remembered."
+                f"{self.path} is not the file that this process has opened: somebody has removed or replaced it. "
+                "Nothing was run. Put it back, or start all processes anew; they don't know what it remembered."
             )
 
     def patiently(self, action: Callable[..., Any], *args: Any) -> Any:
@@ -145,8 +144,8 @@ class DatabaseFile:
             if (tables or any(marks)) and not self._beside:
                 sign = f"the table {min(tables)}" if tables else "another program's mark"
                 raise StoreMismatch(
-                    f"{self.path} belongs to another program (it has {sign}). Nothing was changed. Name another file. If "
-                    "that program is yours, and records shall be in its transactions, say ?beside=yes."
+                    f"{self.path} belongs to another program (it has {sign}). Nothing was changed. Name another file. "
+                    "If that program is yours, and records shall be in its transactions, say ?beside=yes."
                 )
             connection.execute("PRAGMA journal_mode = WAL")
             self.in_transaction(connection, _create)
@@ -162,7 +161,7 @@ class DatabaseFile:
 
 def _place(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        found = path.stat()
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
