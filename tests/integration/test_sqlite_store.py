@@ -455,6 +455,20 @@ def test_close_lets_go_of_everything(path: Path) -> None:
     assert open_files(path) == []
     assert [t.name for t in threading.enumerate() if t.name.startswith("effectonce-store")] == []
     assert files_in(path.parent) == [path.name]
+    with pytest.raises(StoreUnavailable, match="closed"):
+        asyncio.run(verbs.claim(claim_of("too late")))
+
+
+def test_a_closed_store_begins_no_thread(path: Path) -> None:
+    """The first loop that asks comes after close(): it is refused, and nobody is left waiting for it."""
+    import asyncio
+
+    store = SQLiteStore(path)
+    store.close()
+    before = threading.active_count()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        asyncio.run(store.for_asyncio().claim(claim_of("too late")))
+    assert threading.active_count() == before
 
 
 @LINUX

@@ -44,10 +44,14 @@ class DatabaseFile:
         self._beside = beside
         self._place: tuple[int, int] | None = None
 
-    def open(self) -> sqlite3.Connection:
-        """A connection that commits every statement by itself and never waits by itself."""
+    def check_open(self) -> None:
+        """Raise when the store was closed."""
         if self.closed:
             raise StoreUnavailable(f"The store {self.path} is closed.")
+
+    def open(self) -> sqlite3.Connection:
+        """A connection that commits every statement by itself and never waits by itself."""
+        self.check_open()
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self.patiently(connection.execute, f"PRAGMA synchronous = {self._durability}")

@@ -193,6 +193,7 @@ class SQLiteStore(_Verbs):
     def handover(self) -> Handover[Command, Answer]:
         """The way from event loops to a thread; made when the first loop asks."""
         with self._starting:
+            self._file.check_open()  # a thread that begins now would be ended by nobody
             if self._handover is None:
                 from ._handover import Handover
 
@@ -201,9 +202,10 @@ class SQLiteStore(_Verbs):
 
     def close(self) -> None:
         """Close the file. What is on its way is finished first."""
-        if self._file.closed:
-            return
-        self._file.closed = True
+        with self._starting:
+            if self._file.closed:
+                return
+            self._file.closed = True
         if self._handover is not None:
             self._handover.close()
         self._rest()
