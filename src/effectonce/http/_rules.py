@@ -40,7 +40,9 @@ class Headers(Mapping[str, str]):
         wanted, joined = _encoded(name), None
         for header, value in self._lines:
             if header == wanted:
-                joined = value if joined is None else joined + (b"; " if wanted == b"cookie" else b", ") + value
+                joined = (
+                    value if joined is None else joined + (b"; " if wanted == b"cookie" else b", ") + value
+                )
         if joined is None:
             raise KeyError(name)
         return joined.decode("latin-1")
