@@ -190,13 +190,11 @@ def test_a_blocking_connection_is_not_awaited(world: World) -> None:
 @pytest.mark.parametrize("world", ["postgres", "mariadb"], indirect=True)
 def test_commit_order_is_not_the_order_of_ids(world: World, broker: Broker) -> None:
     """An event waits for a running transaction that added an earlier one of its key; without a key it does not."""
-    first = world.connect()
-    world.outbox.on(first).add("t", "a1", key="a")
-    world.add(("a2", "a"), ("n1", None))
-    with world.relay(broker) as relay:
+    with closing(world.connect()) as first, world.relay(broker) as relay:
+        world.outbox.on(first).add("t", "a1", key="a")
+        world.add(("a2", "a"), ("n1", None))
         assert relay.run_once() == 1
         first.commit()
-        first.close()
         assert relay.run_once() == 2
     assert broker.payloads == ["n1", "a1", "a2"]
 
@@ -204,12 +202,10 @@ def test_commit_order_is_not_the_order_of_ids(world: World, broker: Broker) -> N
 @pytest.mark.parametrize("world", ["postgres", "mariadb"], indirect=True)
 def test_a_transaction_that_is_rolled_back_holds_up_nobody(world: World, broker: Broker) -> None:
     """What waited for it goes on."""
-    first = world.connect()
-    world.outbox.on(first).add("t", "a1", key="a")
-    world.add(("a2", "a"))
-    first.rollback()
-    first.close()
-    with world.relay(broker) as relay:
+    with closing(world.connect()) as first, world.relay(broker) as relay:
+        world.outbox.on(first).add("t", "a1", key="a")
+        world.add(("a2", "a"))
+        first.rollback()
         assert relay.run_once() == 1
 
 
@@ -218,19 +214,16 @@ def test_a_later_event_never_passes_a_committed_one(postgres: Any, broker: Broke
     world = postgres_world(postgres.url)
     with closing(world.database()) as database:
         database.migrate()
-    old, between = world.connect(), world.connect()
-    old.execute("SELECT pg_current_xact_id()")
-    between.execute("SELECT pg_current_xact_id()")
-    world.add(("a1", "a"))
-    world.outbox.on(old).add("t", "a2", key="a")
-    old.commit()
-    with world.relay(broker) as relay:
+    with closing(world.connect()) as old, closing(world.connect()) as between, world.relay(broker) as relay:
+        old.execute("SELECT pg_current_xact_id()")
+        between.execute("SELECT pg_current_xact_id()")
+        world.add(("a1", "a"))
+        world.outbox.on(old).add("t", "a2", key="a")
+        old.commit()
         assert relay.run_once() == 0
         between.rollback()
         assert relay.run_once() == 2
     assert broker.payloads == ["a1", "a2"]
-    old.close()
-    between.close()
     world.remove()
 
 
