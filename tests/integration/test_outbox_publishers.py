@@ -197,3 +197,11 @@ def test_an_unknown_broker_is_refused() -> None:
     assert "secret" not in str(raised.value)
     with pytest.raises(UsageError, match="no publisher"):
         open_publisher(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp", "https", "kafka", "sqs"])
+def test_a_url_that_can_not_be_read_shows_no_password(scheme: str) -> None:
+    """The error of the standard library would show it."""
+    with pytest.raises(UsageError, match="can't be read as a URL") as refused:
+        open_publisher(f"{scheme}://user:se\u2100cret@host/0")
+    assert "cret" not in str(refused.value)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ..errors import StoreMismatch, StoreUnavailable
 from ..stores._mysql_lines import Address, driver
+from ..stores._urls import split
 from ..stores.mysql import MySQLStore
 from ._database import Bell, Lag, Settlement
 from ._events import DeadEvent, Event, event_of
@@ -190,7 +191,7 @@ def _event(row: Sequence[Any]) -> Event:
 
 def _address(url: str) -> Address:
     """Where the server is: the URL is read as the store reads it."""
-    store = MySQLStore.from_url(url, dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))
+    store = MySQLStore.from_url(url, dict(parse_qsl(split(url).query, keep_blank_values=True)))
     try:
         return store.address
     finally:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ...errors import MissingExtra
+from ...stores._urls import split
 from .._events import Event, Results, Unsent
 
 try:
@@ -50,7 +51,7 @@ class Kafka:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """``kafka://host:9092,host:9093?security.protocol=SSL``."""
-        parts = urlsplit(url)
+        parts = split(url)
         return cls(parts.netloc, **dict(parse_qsl(parts.query)))
 
     def publish(self, events: Sequence[Event]) -> Results:

@@ -10,10 +10,10 @@ import asyncio
 import struct
 from collections.abc import Sequence
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from ...errors import MissingExtra, UsageError
-from ...stores._urls import shown
+from ...stores._urls import shown, split
 from .._events import Event, Results, Unsent
 
 try:
@@ -52,7 +52,7 @@ class RabbitMQ:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """``amqp://user:password@host:5672/vhost?exchange=events&mandatory=no``."""
-        parts = urlsplit(url)
+        parts = split(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         exchange, mandatory = options.pop("exchange", ""), options.pop("mandatory", "yes")
         if mandatory not in ("yes", "no"):

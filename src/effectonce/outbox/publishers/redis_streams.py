@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ...errors import MissingExtra, UsageError
-from ...stores._urls import shown
+from ...stores._urls import shown, split
 from .._events import Event, Results, Unsent
 
 try:
@@ -45,7 +45,7 @@ class RedisStreams:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """``redis://host:6379/0?prefix=events.&maxlen=1000000``."""
-        parts = urlsplit(url)
+        parts = split(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         prefix, maxlen = options.pop("prefix", ""), options.pop("maxlen", "")
         if options or not (maxlen == "" or maxlen.isdecimal()):

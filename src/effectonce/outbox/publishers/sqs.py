@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ...errors import MissingExtra, UsageError
-from ...stores._urls import shown
+from ...stores._urls import shown, split
 from .._events import Event, Results, Unsent
 
 try:
@@ -48,7 +48,7 @@ class SQS:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """``sqs://?region=eu-central-1&prefix=events-&endpoint=http://localhost:4566``."""
-        options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+        options = dict(parse_qsl(split(url).query, keep_blank_values=True))
         region, endpoint, prefix = (options.pop(name, None) for name in ("region", "endpoint", "prefix"))
         if options:
             raise UsageError(f"{shown(url)!r} has an unknown option. Known are region, endpoint and prefix.")

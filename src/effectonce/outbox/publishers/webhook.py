@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from ...errors import UsageError
-from ...stores._urls import shown
+from ...stores._urls import shown, split
 from .._events import Event, Results, Unsent
 
 LATER = {409, 425, 429, 503}
@@ -46,7 +46,7 @@ class Webhook:
         timeout: float = TIMEOUT_SECONDS,
         at_once: int = 8,
     ) -> None:
-        parts = urlsplit(url)
+        parts = split(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{shown(url)!r} is no URL of a webhook: write https://host/path.")
         self._parts, self._headers, self._timeout = parts, headers or {}, timeout
