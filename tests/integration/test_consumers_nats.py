@@ -175,7 +175,7 @@ def test_a_long_handler_keeps_its_message(nats: Any, stream: str) -> None:
 
     async def main(receiver: Receiver) -> None:
         async with connected(nats, stream) as context:
-            await context.add_consumer(stream, ConsumerConfig(durable_name=DURABLE, ack_wait=0.5))
+            await context.add_consumer(stream, ConsumerConfig(durable_name=DURABLE, ack_wait=2.0))
             await publish(context, stream, "slow")
             consumer = consumer_of(context, stream, receiver)
 
@@ -183,7 +183,7 @@ def test_a_long_handler_keeps_its_message(nats: Any, stream: str) -> None:
                 ran.append(message.id)
                 rival = await context.pull_subscribe_bind(DURABLE, stream=stream)
                 with pytest.raises(asyncio.TimeoutError):
-                    await rival.fetch(1, timeout=1.5)  # three times the deadline, and nobody else gets it
+                    await rival.fetch(1, timeout=4.5)  # twice the deadline, and nobody else gets it
 
             await consumer.arun_once(slow)
             assert await unacknowledged(context, stream) == 0
