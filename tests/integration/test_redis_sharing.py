@@ -622,7 +622,7 @@ def test_waiting_for_replicas(start_server: StartServer, colour: str) -> None:
         assert ending is Ending.REPEATED
         assert in_colour(colour, store, lambda verbs: verbs.claim(claim_of("done"))).verdict is Verdict.REPLAY
     with (
-        RedisStore(primary.url, durability="wait:2", timeout=0.5) as store,
+        RedisStore(primary.url, durability="wait:2", timeout=2.0) as store,
         pytest.raises(StoreUnavailable, match="of 2"),
     ):
         in_colour(colour, store, lambda verbs: verbs.claim(claim_of("k")))

@@ -171,6 +171,8 @@ class FaultProxy:
             server_reader, server_writer = await asyncio.open_connection(*self._target)
         except OSError:
             writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
             return
         link = Link(writer, server_writer)
         self._links.add(link)
