@@ -183,6 +183,15 @@ def _without_value(call: Call, record: Record) -> tuple[Status, BaseException | 
     return "replayed", ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key)
 
 
+def waits_for_itself(call: Call) -> UsageError:
+    """The error of a handler that asks for its own key."""
+    return UsageError(
+        "A handler asked for the key that it is running for, and would wait for itself. Give the inner call "
+        "another key, or an operation= of its own.",
+        key=call.key,
+    )
+
+
 def _exhausted(key: str, record: Record | None) -> AttemptsExhausted:
     tried = record.attempts if record else 0
     return AttemptsExhausted(

@@ -42,6 +42,16 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     )
 
 
+def not_awaited(attempt: Attempt, handler: Awaitable[object]) -> ColourMismatch:
+    """The error of a handler that is a coroutine after all; it has not begun, so nothing happened."""
+    if isinstance(handler, Coroutine):
+        handler.close()
+    return ColourMismatch(
+        "The handler returned a coroutine to a blocking call; it was not run. Use the awaitable form of this call.",
+        key=attempt.key,
+    )
+
+
 class Blocking:
     """Callers without an event loop."""
 
@@ -71,13 +81,8 @@ class Blocking:
         ended.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
-        """A coroutine can't be awaited here; it has not begun, so nothing happened."""
-        if isinstance(handler, Coroutine):
-            handler.close()
-        raise ColourMismatch(
-            "The handler returned a coroutine to a blocking call; it was not run. Use the awaitable form of this call.",
-            key=attempt.key,
-        )
+        """A coroutine can't be awaited here."""
+        raise not_awaited(attempt, handler)
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:
         """Nobody is cancelled here."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _answers as answers
 from ._attempt import CURRENT
-from .errors import StoreError, UsageError
+from .errors import StoreError
 from .hooks import ASIDE
 
 if TYPE_CHECKING:
@@ -49,11 +49,7 @@ class Waiting:
             await self._wait_for_another_process(colour, decision, left)
             return None
         if running is CURRENT.get(None):
-            raise UsageError(
-                "A handler asked for the key that it is running for, and would wait for itself. Give the inner call "
-                "another key, or an operation= of its own.",
-                key=call.key,
-            )
+            raise answers.waits_for_itself(call)
         await colour.wait(running, left)
         if running.claim.fingerprint != call.fingerprint:
             return None

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -146,6 +147,21 @@ def storm(
     assert set(counts.values()) == {1}
     assert books.runs() <= messages + again, "only what the kill caught in its batch may run again"
     return books.effects()
+
+
+def stop_when(consumer: Any, condition: Callable[[], object], deadline: float) -> None:
+    """Have a consumer look at a condition before every round of its loop."""
+    broker = consumer._broker
+    fetch = broker.fetch
+
+    async def fetch_and_look(most: int) -> Any:
+        if condition():
+            consumer.stop()
+            return ()
+        assert time.monotonic() < deadline
+        return await fetch(most)
+
+    broker.fetch = fetch_and_look
 
 
 def fell(process: subprocess.Popen[str]) -> bool:

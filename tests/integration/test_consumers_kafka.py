@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.consumers_helpers import SIZES, Books, deliveries, fell, storm, working
+from tests.integration.consumers_helpers import SIZES, Books, deliveries, fell, stop_when, storm, working
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
@@ -139,7 +139,7 @@ def consume(
     choices: dict[str, Any] = {"receiver": receiver, "retry": ("50ms", "100ms")} | options
     if name == "confluent":
         consumer = messaging_kafka.Consumer(topic.configuration, topic.name, **choices)
-        stop_when(consumer, until)
+        stop_when(consumer, until, time.monotonic() + 60)
         consumer.run(handler)
         return
 
@@ -152,25 +152,10 @@ def consume(
         producer = AIOKafkaProducer(bootstrap_servers=topic.servers)
         async with client, producer:
             consumer = messaging_kafka.Consumer(client, topic.name, producer=producer, **choices)
-            stop_when(consumer, until)
+            stop_when(consumer, until, time.monotonic() + 60)
             await consumer.arun(coroutine)
 
     asyncio.run(main())
-
-
-def stop_when(consumer: messaging_kafka.Consumer, condition: Callable[[], object]) -> None:
-    """Have a consumer look at a condition before every round of its loop."""
-    broker: Any = consumer._broker
-    fetch, deadline = broker.fetch, time.monotonic() + 60
-
-    async def fetch_and_look(most: int) -> Any:
-        if condition():
-            consumer.stop()
-            return ()
-        assert time.monotonic() < deadline
-        return await fetch(most)
-
-    broker.fetch = fetch_and_look
 
 
 @SIZES
@@ -289,7 +274,7 @@ def test_a_long_handler_keeps_its_partitions(name: str, topic: Topic) -> None:
             beats.append(len(under_way))
 
         broker.extend = counted
-        stop_when(consumer, topic.is_done)
+        stop_when(consumer, topic.is_done, time.monotonic() + 60)
         return consumer
 
     async def main(receiver: Receiver) -> None:

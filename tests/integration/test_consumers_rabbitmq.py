@@ -12,7 +12,7 @@ from typing import Any
 import aio_pika
 import pika
 import pytest
-from tests.integration.consumers_helpers import BATCH, SIZES, deliveries, receiver_in, storm
+from tests.integration.consumers_helpers import BATCH, SIZES, deliveries, receiver_in, stop_when, storm
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver
@@ -83,21 +83,6 @@ def consume(
             await consumer.arun(coroutine)
 
     asyncio.run(main())
-
-
-def stop_when(consumer: amqp.Consumer, condition: Callable[[], object], deadline: float) -> None:
-    """Have a consumer look at a condition after every round of its loop."""
-    broker: Any = consumer._broker
-    fetch = broker.fetch
-
-    async def fetch_and_look(most: int) -> Any:
-        if condition():
-            consumer.stop()
-            return ()
-        assert time.monotonic() < deadline
-        return await fetch(most)
-
-    broker.fetch = fetch_and_look
 
 
 @SIZES

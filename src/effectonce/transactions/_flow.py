@@ -15,12 +15,12 @@ from typing import Any, TypeVar, cast
 from .. import _answers as answers
 from .._answers import Call
 from .._attempt import CURRENT, Attempt
-from .._blocking import Gathered
+from .._blocking import Gathered, not_awaited
 from .._flow import Colour, Flow
 from .._messages import Outcome
 from .._records import ATOMIC, Claim, Completion, Decision, Ending, Guarantee, Record, Verdict
 from ..codec import Form
-from ..errors import ColourMismatch, InProgress, StoreError, UsageError
+from ..errors import InProgress, StoreError, UsageError
 from ..hooks import EventKind
 from ._stores import TransactionStore
 from .base import SavepointGone
@@ -57,12 +57,7 @@ class InTransaction:
         """Await a handler."""
         if self.awaits:
             return await handler
-        if isinstance(handler, Coroutine):
-            handler.close()
-        raise ColourMismatch(
-            "The handler returned a coroutine to a blocking call; it was not run. Use the awaitable form of this call.",
-            key=attempt.key,
-        )
+        raise not_awaited(attempt, handler)
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:
         """A connection is used by one at a time."""
@@ -135,11 +130,7 @@ class AtomicFlow(Flow):
         cast("TransactionStore", colour.store).adapter.check()
         running = CURRENT.get(None)
         if running is not None and running.key == call.key:
-            raise UsageError(
-                "A handler asked for the key that it is running for, and would wait for itself. Give the inner call "
-                "another key, or an operation= of its own.",
-                key=call.key,
-            )
+            raise answers.waits_for_itself(call)
 
     def begin(self, claim: Claim, verdict: Verdict, record: Record, started: float) -> Attempt:
         """A claim was granted. Its lease is the transaction."""

@@ -152,7 +152,7 @@ def code_of(error: BaseException) -> str | int | None:
 
     What SQLAlchemy and Django wrap is unwrapped.
     """
-    for each in _and_causes(error):
+    for each in and_causes(error):
         number = each.args[0] if each.args else None
         if _package(each) in _MYSQL_DRIVERS and type(number) is int:
             return number
@@ -181,7 +181,7 @@ def is_lost(error: BaseException) -> bool:
         isinstance(each, ConnectionError | EOFError)
         or getattr(each, "connection_invalidated", False)
         or (_package(each) in _LOSING_DRIVERS and type(each).__name__ in _LOST_NAMES)
-        for each in _and_causes(error)
+        for each in and_causes(error)
     )
 
 
@@ -200,7 +200,8 @@ def _package(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-def _and_causes(error: BaseException | None) -> Iterator[BaseException]:
+def and_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from, also where SQLAlchemy keeps it; each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import UsageError
-from ..transactions.base import Dialect, _and_causes
+from ..transactions.base import Dialect, and_causes
 from ._sql import Line, Marks, Quoting, check_name, check_table, check_text, plain, shown
 
 _COLUMN_TYPES: Final = {
@@ -70,7 +70,7 @@ class UniqueEffect:
 
         For inserts of your own. Any other error, also of another constraint, is not this one: raise it again.
         """
-        return any(self._names_constraint(cause) for cause in _and_causes(error))
+        return any(self._names_constraint(cause) for cause in and_causes(error))
 
     def _names_constraint(self, error: BaseException) -> bool:
         names = {self.constraint, f"{self.table[-1]}_{self.column}_key", self.column}
