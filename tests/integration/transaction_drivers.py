@@ -92,8 +92,8 @@ class Place:
         """How many sessions wait for a lock; SQLite does not tell."""
         if self.dialect == "postgresql":
             return int(self.ask("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0])
-        waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-        return int(self.ask(waiting)[0][0])
+        # Not information_schema.innodb_trx: its rows stay as they are for whoever looks more often than every 100 ms.
+        return int(self.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
 
     def wait_for_waiters(self, number: int = 1) -> None:
         """Until so many sessions wait for a lock, where that can be known."""
@@ -342,9 +342,12 @@ DRIVERS: dict[str, tuple[str, type[Desk]]] = {
     "session-sqlite": ("sqlite", _over(_SQLAlchemy, "pysqlite", session=True)),
     "session-psycopg": ("postgresql", _over(_SQLAlchemy, "psycopg", session=True)),
     "session-pymysql": ("mysql", _over(_SQLAlchemy, "pymysql", session=True)),
+    "sqlalchemy-async-aiosqlite": ("sqlite", _over(_SQLAlchemyAsync, "aiosqlite")),
     "sqlalchemy-async-psycopg": ("postgresql", _over(_SQLAlchemyAsync, "psycopg")),
     "sqlalchemy-async-asyncpg": ("postgresql", _over(_SQLAlchemyAsync, "asyncpg")),
     "sqlalchemy-async-asyncmy": ("mysql", _over(_SQLAlchemyAsync, "asyncmy")),
+    "async-session-aiosqlite": ("sqlite", _over(_SQLAlchemyAsync, "aiosqlite", session=True)),
+    "async-session-psycopg": ("postgresql", _over(_SQLAlchemyAsync, "psycopg", session=True)),
     "async-session-asyncpg": ("postgresql", _over(_SQLAlchemyAsync, "asyncpg", session=True)),
     "async-session-asyncmy": ("mysql", _over(_SQLAlchemyAsync, "asyncmy", session=True)),
 }
