@@ -64,7 +64,8 @@ def test_what_is_done_is_acknowledged_with_its_value() -> None:
     """Also when the stored result can't be shown any more: the effect happened."""
     assert told("executed", value=7) == Ack(7)
     assert told("replayed", value=7, replayed=True) == Ack(7, replayed=True)
-    assert told("replayed", ResultUnavailable(), replayed=True) == Ack(None, replayed=True)
+    hidden = ResultUnavailable()
+    assert told("replayed", hidden, replayed=True) == Ack(None, replayed=True, error=hidden)
 
 
 def test_an_attempt_that_runs_elsewhere_is_never_acknowledged() -> None:

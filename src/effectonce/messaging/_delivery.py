@@ -43,7 +43,7 @@ from ..errors import (
     StoreUnavailable,
     UsageError,
 )
-from ..policy import Policy
+from ..policy import Busy, Policy
 
 FUTURE_SECONDS: Final = 300.0
 """How far ahead a sender's clock may be. A message from further on could not be known to be late."""
@@ -51,6 +51,9 @@ SHORTEST_DELAY: Final = 0.05
 EXTEND_SHARE: Final = 3.0
 """A broker's deadline is extended after a third of it, as a lease is: two extensions may fail."""
 LONGEST_DETAIL: Final = 500
+WEEK_SECONDS: Final = 7 * 86_400.0
+DONE: Final = ("executed", "replayed")
+"""What lets the next message of a group begin."""
 
 Reason = Literal[
     "no_id", "invalid_id", "undecodable", "unusable", "too_large", "future", "late", "mismatch", "remembered_error",
@@ -81,6 +84,8 @@ class Delivery(NamedTuple):
     """How often the broker has handed it over, this time included."""
     group: Hashable | None = None
     """What it must keep its order in."""
+    at: tuple[str, int] | None = None
+    """Its place: the ordered source that it comes from, and its number there."""
 
 
 class DeadLetter(NamedTuple):
@@ -161,14 +166,22 @@ def candidates(
         return (("what id= finds", error),)
 
 
+def message_policy(mine: Policy, wanted: Policy | None, busy: Busy = "reject") -> Policy:
+    """How messages are treated: as the user says, else as the receiver's policy does, but brokers redeliver late, so
+    for a week at least; and a duplicate of a running attempt goes back instead of being waited for.
+    """
+    return mine.but(busy=busy, keep=max(mine.keep, WEEK_SECONDS)) if wanted is None else wanted
+
+
 # What to tell the broker
 
 
 class Ack(NamedTuple):
-    """It is done. ``value`` is the handler's, for those who pass results on."""
+    """It is done. ``value`` is the handler's, for those who pass results on; ``error`` says why it can't be shown."""
 
     value: Any = None
     replayed: bool = False
+    error: BaseException | None = None
 
 
 class Nack(NamedTuple):
@@ -204,7 +217,8 @@ def decide(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int = 1) ->
 
 
 def _done(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
-    return Ack(outcome.value, outcome.replayed)  # also when its result can't be shown: the effect happened
+    # Also when its result can't be shown: the effect happened.
+    return Ack(outcome.value, outcome.replayed, outcome.error)
 
 
 def _busy(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
@@ -299,6 +313,47 @@ def _written(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):  # a sender may claim any time
         return repr(seconds)
+
+
+# What to tell a framework that runs tasks and passes their results on
+
+
+class Return(NamedTuple):
+    """Go on with this result: the first one, also on a repetition."""
+
+    value: Any
+
+
+class Raise(NamedTuple):
+    """Fail with this error. Unless it is ``final``, the framework's own rules say whether to try again."""
+
+    error: BaseException
+    final: bool
+
+
+class Later(NamedTuple):
+    """Neither done nor failed: have the message come again, not before ``delay`` seconds have passed."""
+
+    delay: float
+    error: BaseException
+
+
+Answer = Return | Raise | Later
+
+
+def answer(outcome: Outcome[Any], verdict: Verdict) -> Answer:
+    """The same verdict for a framework. A result that can't be shown is never passed on as None."""
+    error = outcome.error
+    match verdict:
+        case Ack(value=value, error=None):
+            return Return(value)
+        case Ack() | DeadLetter():
+            assert error is not None
+            return Raise(error, final=True)
+        case Nack(reason="failed") if error is not None:
+            return Raise(error, final=False)
+        case Nack(delay=delay, reason=reason):
+            return Later(delay, error or NotApplied(f"Not now: {reason}."))
 
 
 # Whether ids are stable
