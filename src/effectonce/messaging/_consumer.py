@@ -5,7 +5,8 @@
 An ack comes last, so whatever dies earlier is delivered again, and then the claim absorbs it. What a broker can do is a
 ``Broker``: coroutines that never suspend when its client blocks. So one body serves both colours.
 
-While a batch is under way, a heartbeat extends the broker's deadline for it, as the keeper renews the leases.
+While a batch is under way, a heartbeat extends the broker's deadline for it, as the keeper renews the leases. A batch
+is handled with claims in the receiver's store, as above, or in the user's own transactions (``_atomic``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .._durations import Duration, seconds
 from .._messages import Message, Outcome
 from .._receiver import Receiver, _check_awaited, _is_plain
 from ..errors import ColourMismatch, UsageError
-from ..policy import Policy
+from ..policy import Busy, Policy
+from ._atomic import Atomic, Begin, check_arguments
 from ._delivery import (
     EXTEND_SHARE,
     Ack,
@@ -69,6 +71,8 @@ class Options(TypedDict, total=False):
                   a message without it is refused. By default the places that the broker has for it, in order
     max_body      a larger message is refused
     retry         the first and the longest pause before another delivery
+    transaction   atomic mode: called for each transaction, gives a context manager with a connection, which commits
+                  when it is left. Handlers take the message and the connection
     """
 
     policy: Policy | None
@@ -78,6 +82,7 @@ class Options(TypedDict, total=False):
     id: str | Callable[[Any], object] | None
     max_body: int
     retry: tuple[Duration, Duration]
+    transaction: Begin | None
 
 
 class Broker(Protocol):
@@ -120,9 +125,10 @@ class Consumer:
         if unknown:
             raise UsageError(f"{', '.join(sorted(unknown))}: a consumer has no such option.")
         self._broker, self._receiver = broker, receiver
-        policy = options.get("policy")
-        mine = receiver.policy
-        self.policy = mine.but(busy="reject", keep=max(mine.keep, WEEK_SECONDS)) if policy is None else policy
+        begin, policy, mine = options.get("transaction"), options.get("policy"), receiver.policy
+        # In a transaction the engine is what waits for a duplicate, and others' transactions are short.
+        busy: Busy = "reject" if begin is None else "wait"
+        self.policy = mine.but(busy=busy, keep=max(mine.keep, WEEK_SECONDS)) if policy is None else policy
         self._size = options.get("batch", batch.DEFAULT_SIZE)
         self._concurrency = options.get("concurrency", batch.DEFAULT_CONCURRENCY)
         if not 1 <= self._size <= batch.MAX_SIZE or self._concurrency < 1:
@@ -130,7 +136,9 @@ class Consumer:
         self._intake = Intake(options.get("decode", json.loads), options.get("max_body", 1 << 20))
         first, longest = options.get("retry", ("1s", "5m"))
         self._pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))
-        self._watchdog = Watchdog()
+        self._atomic = None if begin is None else Atomic(receiver, begin, self._concurrency)
+        # What a crash has rolled back is new to the store when it comes again, up to a batch at a time.
+        self._watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
         self._handler: Callable[..., Any] | None = None
         self._stopping = threading.Event()
         self._under_way: list[tuple[str, Delivery]] = []
@@ -143,22 +151,22 @@ class Consumer:
         self._handler = function
         return function
 
-    def run(self, handler: Callable[[Message], Any] | None = None) -> None:
+    def run(self, handler: Callable[..., Any] | None = None) -> None:
         """Handle messages until ``stop``; what is under way then is finished first."""
         chosen = self._chosen(handler, awaits=False)
         _blocking.run(self._run(self._receiver.blocking, chosen))
 
-    async def arun(self, handler: Callable[[Message], Any] | None = None) -> None:
+    async def arun(self, handler: Callable[..., Any] | None = None) -> None:
         """The same on an event loop."""
         chosen = self._chosen(handler, awaits=True)
         await self._run(self._receiver.asyncio, chosen)
 
-    def run_once(self, handler: Callable[[Message], Any] | None = None) -> int:
+    def run_once(self, handler: Callable[..., Any] | None = None) -> int:
         """Handle what can be had now, one batch at most; how many messages that were."""
         chosen = self._chosen(handler, awaits=False)
         return _blocking.run(self._once(self._receiver.blocking, chosen))
 
-    async def arun_once(self, handler: Callable[[Message], Any] | None = None) -> int:
+    async def arun_once(self, handler: Callable[..., Any] | None = None) -> int:
         """The same on an event loop."""
         chosen = self._chosen(handler, awaits=True)
         return await self._once(self._receiver.asyncio, chosen)
@@ -213,22 +221,35 @@ class Consumer:
         """What became of each delivery, in order; the heartbeat looks after them meanwhile."""
         now = self._receiver._clock()
         admitted = [self._intake.admit(delivery, now) for delivery in deliveries]
-        good = [message for message in admitted if isinstance(message, Message)]
-        groups = [
-            d.group for d, message in zip(deliveries, admitted, strict=True) if isinstance(message, Message)
+        good = [
+            (message, delivery)
+            for message, delivery in zip(admitted, deliveries, strict=True)
+            if isinstance(message, Message)
         ]
         operation = "" if self._receiver.consumer else self._broker.group
-        slots = self._receiver._slots(good, handler, operation, "", None, self.policy)
+        messages = [message for message, _ in good]
+        slots = self._receiver._slots(messages, handler, operation, "", None, self.policy)
         named = iter("" if isinstance(slot, Outcome) else slot[0].key for slot in slots)
         keys = ["" if isinstance(message, DeadLetter) else next(named) for message in admitted]
         self._under_way = list(zip(keys, deliveries, strict=True))
         try:
-            flow, size, limit = self._receiver.flow, self._size, self._concurrency
-            outcomes = iter(await run_in_groups(flow, colour, slots, groups, handler, size, limit))
+            outcomes = iter(await self._outcomes(colour, slots, [each for _, each in good], handler))
         finally:
             self._under_way, self._held = [], set()
         found = [message if isinstance(message, DeadLetter) else next(outcomes) for message in admitted]
         return list(zip(deliveries, found, strict=True))
+
+    async def _outcomes(
+        self,
+        colour: Colour,
+        slots: Sequence[batch.Slot | Outcome[Any]],
+        deliveries: Sequence[Delivery],
+        handler: Callable[..., Any],
+    ) -> list[Outcome[Any]]:
+        if self._atomic is not None:
+            return await self._atomic.run(colour, slots, deliveries, handler)
+        groups, size, limit = [each.group for each in deliveries], self._size, self._concurrency
+        return await run_in_groups(self._receiver.flow, colour, slots, groups, handler, size, limit)
 
     def _verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> tuple[Delivery, Verdict]:
         events = self._receiver.events
@@ -321,6 +342,8 @@ class Consumer:
                 f"{chosen!r} is a coroutine function or a generator: calling it runs nothing here. Give a plain "
                 "function, or use the client's asyncio form."
             )
+        if self._atomic is not None:
+            check_arguments(chosen)
         return chosen
 
 

@@ -16,9 +16,7 @@ from .._flow import Colour, Flow, insist
 from .._messages import Outcome
 from .._records import Completion, State
 from ..batch import Slot, _Piece, _Ran, run_batch
-from ._delivery import Held
-
-DONE = ("executed", "replayed")
+from ._delivery import DONE, Held
 
 
 async def run_in_groups(
