@@ -44,13 +44,18 @@ class Example:
         blocks = re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
         return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
-    def run(self, command: str, url: str = "") -> str:
+    def run(self, command: str, url: str = "", status: int = 0, **environment: str) -> str:
         """Run a command that ends, and give what it prints."""
         words = shlex.split(command.replace(f"http://127.0.0.1:{PORT}", url))
         ran = subprocess.run(
-            words, cwd=self.folder, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=100
+            words,
+            cwd=self.folder,
+            env=os.environ | ENVIRONMENT | environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
         )
-        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+        assert ran.returncode == status, f"{command}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
 
     def serve(self, command: str, environment: Mapping[str, str] | None = None) -> ExampleServer:
