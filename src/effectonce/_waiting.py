@@ -60,7 +60,9 @@ class Waiting:
         return None
 
     async def _wait_for_another_process(self, colour: Colour, decision: Decision, seconds: float) -> None:
-        assert decision.record is not None
+        if decision.record is None:  # an open transaction has it: nothing can be watched
+            await colour.pause(min(decision.retry_after, seconds))
+            return
         try:
             if await colour.store.watch(decision.record, seconds):
                 return

@@ -10,12 +10,22 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
-from tests.integration.postgres_helpers import LONG, Place, Session, claim_of, ending_of, granted, place_on
+from tests.integration.postgres_helpers import (
+    ASKED,
+    LONG,
+    Place,
+    Session,
+    claim_of,
+    ending_of,
+    granted,
+    place_on,
+)
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
@@ -26,6 +36,7 @@ from effectonce._records import Completion, Ending, Renewal, State, Verdict
 from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from effectonce.ops.cli import main
 from effectonce.stores import Store, _postgres_sql, open_store
+from effectonce.stores._postgres_steps import CLAIMED, id_of
 from effectonce.stores.postgres import LANES, PostgresStore
 from effectonce.testing.clocks import wait_until
 
@@ -608,6 +619,60 @@ def test_a_record_that_somebody_keeps_locked(place: Place) -> None:
         answers = asyncio.run(crowd())
         assert isinstance(answers.pop(3), StoreUnavailable)
         assert answers == [Ending.DONE] * 7
+
+
+def keep_open(session: Session, place: Place, key: str) -> None:
+    """Begin a transaction that has put a record in place, as a call in atomic mode does."""
+    session("BEGIN")
+    session(
+        f"SELECT {place.table}_put('{uuid.UUID(bytes=id_of(key))}', '{key}', '{ASKED.decode()}', {CLAIMED}, 60, 60, '')"
+    )
+
+
+def test_a_key_that_an_open_transaction_has(place: Place, colour: Colour) -> None:
+    """It is busy; whoever else is claimed in the same statement is served; and it is there when that commits."""
+    with place.store(driver=colour.driver) as store, place.session() as session:
+        verbs = colour.of(store)
+        colour.run(verbs.claim(claim_of("other")))
+        keep_open(session, place, "k")
+        for _ in range(2):  # who comes later does not wait
+            assert colour.run(verbs.claim(claim_of("k"))).verdict is Verdict.BUSY
+        decisions = colour.run(verbs.claim_many([claim_of(key) for key in ("a", "k", "z")]))
+        assert [decision.verdict.name for decision in decisions] == ["CLAIMED", "BUSY", "CLAIMED"]
+        session("COMMIT")
+        decision = colour.run(verbs.claim(claim_of("k")))
+        assert decision.verdict is Verdict.BUSY
+        assert decision.record is not None
+
+
+def test_a_key_that_an_open_transaction_gives_up(place: Place) -> None:
+    """Who waits for it gets it."""
+    with place.store() as store, place.session() as session:
+        run(store.claim(claim_of("other")))
+        receiver = Receiver(store)
+        message = Message(id="1", payload={}, source="s")
+        receiver.process(message, lambda _: 1)
+        ((key,),) = session(f"DELETE FROM {place.table} WHERE key <> 'other' RETURNING key")
+        keep_open(session, place, key)
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(receiver.process, message, lambda _: 2)
+            wait_until(lambda: receiver.stats().since_start.counts.get("waited", 0) > 0)
+            session("ROLLBACK")
+            assert answer.result(30).value == 2
+
+
+def test_who_looks_while_the_table_is_made(place: Place) -> None:
+    """A table that is newer than what a statement sees is not there for it, rather than there without its comment."""
+    with place.store() as store, place.session() as session:
+        session("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        session("SELECT 1")
+        run(store.claim(claim_of()))
+        whose = (
+            _postgres_sql.Statements(f'"{place.table}"').one["whose"].text.replace("$1", f"'{place.table}'")
+        )
+        assert session(whose) == []
+        session("COMMIT")
+        assert len(session(whose)) == 1
 
 
 # Connections

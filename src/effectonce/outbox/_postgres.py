@@ -53,7 +53,7 @@ class PostgresOutbox:
         return self._sql["schema"] + "\n"
 
     def _is_there(self) -> bool:
-        found = self._do(self._sql["whose"], (f'"{self._name}"',) * 2)
+        found = self._do(self._sql["whose"], (f'"{self._name}"',))
         if found and not (found[0][0] or "").startswith(OURS):
             raise StoreMismatch(
                 f"The table {self._name} in {self._shown} belongs to another program, or to another effectonce. "

@@ -63,6 +63,10 @@ _PLANS = dict.fromkeys(
 )
 
 
+LOCK_SECONDS: Final = 0.25
+"""How long a statement waits for a row: those of other receivers hold one for less, others' transactions for ever."""
+
+
 def settings(seconds: float) -> dict[str, str]:
     """What is told to a server when a session begins. It gives up just before the client does."""
     return {
@@ -70,7 +74,7 @@ def settings(seconds: float) -> dict[str, str]:
         "plan_cache_mode": "force_generic_plan",
         "default_transaction_isolation": "read committed",
         "statement_timeout": str(int(900 * seconds)),
-        "lock_timeout": str(int(500 * seconds)),
+        "lock_timeout": str(int(1000 * min(LOCK_SECONDS, seconds / 2))),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -158,8 +158,14 @@ class Group(NamedTuple):
                 replies[place] = _shared(steps[places[0]], reply)
 
 
-def grouped(steps: Sequence[Step], places: Sequence[int]) -> list[Group]:
-    """The steps at these places by kind, and by key in the order that everyone keeps to, so that nobody deadlocks."""
+def grouped(steps: Sequence[Step], places: Sequence[int], alone: Collection[int] = ()) -> list[Group]:
+    """The steps at these places by kind, and by key in the order that everyone keeps to, so that nobody deadlocks.
+
+    What is to go alone has a statement of its own.
+    """
+    if alone:
+        ones = [group for place in places if place in alone for group in grouped(steps, (place,))]
+        return grouped(steps, [place for place in places if place not in alone]) + ones
     groups: dict[type, dict[str, list[int]]] = {}
     for place in places:
         step = steps[place]

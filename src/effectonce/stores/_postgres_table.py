@@ -9,6 +9,7 @@ from typing import Final
 
 from ..errors import EffectOnceError, StoreMismatch, StoreUnavailable, UsageError
 from ._postgres_sql import Call, Lost, Refusal, Row, Statement, Statements, Wires
+from ._steps import Kept
 from ._urls import shown
 
 SCHEMA: Final = 1
@@ -21,6 +22,8 @@ ALREADY_THERE: Final = {"42P07", "42710", "23505"}
 """Somebody else made the table at the same moment."""
 TRY_AGAIN: Final = {"40001", "40P01"}
 """Serialization failure and deadlock: the statement did nothing and may be sent again."""
+LOCKED: Final = "55P03"
+"""A transaction that is still open has the row."""
 ITS_OWN: Final = ("22", "55")
 """Classes of refusals that are about one row: a value that does not fit, or a record that somebody keeps locked."""
 ADVICE: Final = {
@@ -36,6 +39,7 @@ class Table:
         self.shown, self.name, self.seconds = shown(url), name, seconds
         self.sql = Statements(name)
         self.ready = False
+        self.kept = Kept()
         self._create, self._lasting = create, lasting
         self._hand = random.getrandbits(31)  # a process of few claims must not always purge the same pages
 
@@ -55,7 +59,11 @@ class Table:
                     f"There is no table {self.name} in {self.shown}. Run `effectonce migrate URL` as a role that may "
                     "create it, or leave out create=no."
                 )
-            answers = await wires.run([Call(Statement("", text)) for text in self.sql.schema], together=True)
+            patience = (
+                f"SELECT set_config('lock_timeout', '{int(500 * self.seconds)}', true)"  # others make it, too
+            )
+            texts = (patience, *self.sql.schema)
+            answers = await wires.run([Call(Statement("", text)) for text in texts], together=True)
             refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
             made = refusal is None
             if refusal is not None and refusal.code not in ALREADY_THERE:

@@ -117,7 +117,7 @@ class Wire:
         if not self._is_to_prepare(statement):
             pg.send_query_params(statement.text.encode(), values, None, statement.formats, 1)
         else:
-            if statement not in self._prepared:
+            if statement not in self._prepared and (statement, True) not in self._sent:
                 pg.send_prepare(statement.name, statement.text.encode())
                 self._sent.append((statement, True))
             pg.send_query_prepared(statement.name, values, statement.formats, 1)

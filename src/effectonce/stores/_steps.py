@@ -11,11 +11,13 @@ blocking and asyncio stores share every line.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from .._protocol import decide_claim, decide_ending, decide_renewal
-from .._records import Claim, Completion, Decision, Ending, Record, Renewal
+from .._records import Claim, Completion, Decision, Ending, Record, Renewal, Verdict
+from ..errors import StoreUnavailable
 from .base import Store
 
 T = TypeVar("T")
@@ -93,6 +95,12 @@ class Found(NamedTuple):
 DONE = Ending.DONE
 """The reply to a step that did what it was sent for."""
 
+KEPT: Any = object()
+"""The reply to ``Add`` or ``Swap`` when a transaction that is still open has the record: nobody knows what it will be."""
+ASK_AGAIN_SECONDS: Final = 0.25
+BUSY: Final = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
+"""What a claim is told then."""
+
 Conversation = Generator[Step, Any, T]
 
 
@@ -100,12 +108,17 @@ def claiming(claim: Claim) -> Conversation[Decision]:
     """Ask for a key."""
     reply = yield Add(claim) if claim.may_create else Read(claim.key)
     while type(reply) is not Added:
+        if reply is KEPT:
+            return BUSY
         record, now = cast("Found", reply)
         if record is not None or not claim.may_create:
             decision = decide_claim(record, claim, now, 0)
             after = decision.record
-            if record is None or after is None or after is record or (yield Swap(record, after)):
+            if record is None or after is None or after is record:
                 return decision
+            swapped = yield Swap(record, after)
+            if swapped:
+                return BUSY if swapped is KEPT else decision
         reply = yield Add(claim) if claim.may_create else Read(claim.key)
     fence, now = reply
     return decide_claim(None, claim, now, fence - 1)
@@ -119,7 +132,7 @@ def ending(completion: Completion) -> Conversation[Ending]:
     while reply is not DONE:
         record, now = cast("Found", reply)
         answer, after = decide_ending(record, completion, now)
-        if record is None or after is None or after is record or (yield Swap(record, after)):
+        if record is None or after is None or after is record or (yield from _swapping(record, after)):
             return answer
         reply = yield Read(completion.key)
     return DONE
@@ -133,10 +146,44 @@ def renewing(renewal: Renewal) -> Conversation[bool]:
         renewed = decide_renewal(record, renewal, now)
         if record is None or renewed is None:
             return False
-        if (yield Swap(record, renewed)):
+        if (yield from _swapping(record, renewed)):
             return True
         reply = yield Read(renewal.key)
     return True
+
+
+def _swapping(before: Record, after: Record) -> Conversation[bool]:
+    swapped = yield Swap(before, after)
+    if swapped is KEPT:
+        raise StoreUnavailable(
+            f"A transaction that is still open has the record of {before.key!r}. Try again."
+        )
+    return cast("bool", swapped)
+
+
+class Kept:
+    """Keys that an open transaction was seen to have. For a moment nobody else waits to see the same."""
+
+    SECONDS: Final = 1.0
+    MOST: Final = 4096
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._last = 0.0
+
+    def add(self, key: str) -> None:
+        """It was seen just now."""
+        if len(self._until) >= self.MOST:
+            self._until = {}
+        self._last = self._until[key] = time.monotonic() + self.SECONDS
+
+    def __bool__(self) -> bool:
+        if self._until and time.monotonic() > self._last:
+            self._until = {}
+        return bool(self._until)
+
+    def __contains__(self, key: str) -> bool:
+        return time.monotonic() < self._until.get(key, 0.0)
 
 
 class SteppingStore(Store):

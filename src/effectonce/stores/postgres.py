@@ -39,9 +39,11 @@ from ._postgres_steps import (
     id_of,
     record_of,
 )  # fmt: skip
-from ._postgres_table import ITS_OWN, TRY_AGAIN, Table
+from ._postgres_table import ITS_OWN, LOCKED, TRY_AGAIN, Table
 from ._steps import (
+    BUSY,
     DONE,
+    KEPT,
     Add,
     Added,
     Conversation,
@@ -50,6 +52,7 @@ from ._steps import (
     Read,
     Step,
     SteppingStore,
+    Swap,
     claiming,
     ending,
 )  # fmt: skip
@@ -94,6 +97,8 @@ class _Verbs(SteppingStore):
         except Lost as lost:
             raise self._table.unreachable(lost) from lost
         except Refusal as refusal:  # a value that can't even be sent
+            if len(calls) > 1 and not together:
+                return [(await self.run([call]))[0] for call in calls]
             return [refusal] * len(calls)
 
     async def ask(self, name: str, *values: Any) -> list[Row]:
@@ -123,42 +128,55 @@ class _Verbs(SteppingStore):
         What has to be sent again goes on until nobody is in the way any more.
         """
         steps, replies = list(steps), [AGAIN] * len(steps)
+        kept, doubted, alone = self._table.kept, set[int](), set[int]()
         give_up = time.monotonic() + self._table.seconds
         while places := [place for place, reply in enumerate(replies) if reply is AGAIN or reply is LOOK]:
             if time.monotonic() > give_up:
-                raise StoreUnavailable(f"{self._table.shown} always served others first. Try again.")
+                error = StoreUnavailable(f"{self._table.shown} always served others first. Try again.")
+                replies = [error if place in places else reply for place, reply in enumerate(replies)]
+                break
             for place in places:
+                step = steps[place]
+                if kept and type(step) is Add and step.key in kept:
+                    doubted.add(place)
+                    replies[place] = LOOK
                 if replies[place] is LOOK:
-                    steps[place] = Read(steps[place].key)
-            groups = grouped(steps, places)
+                    steps[place] = Read(step.key)
+            groups = grouped(steps, places, alone)
             answers = await self.run([group.call(self._table.sql, steps) for group in groups])
             for group, answer in zip(groups, answers, strict=True):
                 if isinstance(answer, Refusal):
-                    await self._refused(answer, group, steps, replies)
+                    self._refused(answer, group, steps, replies, alone)
                 else:
                     group.settle(answer, steps, replies)
+        for place in doubted:
+            if type(replies[place]) is Found and replies[place].record is None:
+                replies[place] = KEPT
         self.count(list(map(type, replies)).count(Added))
         return replies
 
-    async def _refused(
-        self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any]
+    def _refused(
+        self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any], alone: set[int]
     ) -> None:
-        """A statement failed, for all of its rows: send each alone if only one of them may be to blame."""
+        """A statement failed, for all of its rows: each goes alone if only one of them may be to blame."""
         if refusal.code in TRY_AGAIN:
             return
         firsts = [places[0] for places in group.places]
+        if len(firsts) > 1 and refusal.code.startswith(ITS_OWN):
+            alone.update(*group.places)
+            return
         for place in firsts:
-            if len(firsts) > 1 and refusal.code.startswith(ITS_OWN):
-                replies[place] = await self._alone(steps[place])
-            else:
+            step = steps[place]
+            if refusal.code != LOCKED:
                 replies[place] = self._table.translated(refusal)
-
-    async def _alone(self, step: Step) -> Any:
-        try:
-            (reply,) = await self.execute((step,))
-        except EffectOnceError as error:
-            return error
-        return reply
+            elif type(step) is Add:
+                self._table.kept.add(step.key)
+            elif type(step) is Swap:
+                replies[place] = KEPT
+            elif place in alone:
+                replies[place] = self._table.translated(refusal)
+            else:
+                alone.add(place)
 
     async def go_on(self, conversation: Conversation[T], reply: Any) -> T:
         """Go on with a conversation whose first step has been replied to."""
@@ -311,7 +329,7 @@ class PostgresStore(_Verbs):
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
-        if not (claim.may_create and self._table.ready):
+        if not (claim.may_create and self._table.ready) or self._table.kept:
             return await super().claim(claim)
         try:
             answer = self._wires.run_one(self._add, add_encoded(claim))
@@ -319,6 +337,8 @@ class PostgresStore(_Verbs):
             raise self._table.unreachable(lost) from lost
         except UnicodeError:
             answer = None
+        if type(answer) is Refusal and answer.code == LOCKED:
+            self._table.kept.add(claim.key)
         if type(answer) is list:
             row = answer[0]
             fence = row[2]
@@ -448,6 +468,8 @@ class _OnLoops(_Verbs):
         if type(reply) is Added:
             return decide_claim(None, claim, reply.now, reply.fence - 1)
         if type(reply) is not Found:
+            if reply is KEPT:
+                return BUSY
             raise reply
         record, now = reply
         decision = decide_claim(record, claim, now, 0)

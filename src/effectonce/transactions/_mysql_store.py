@@ -15,8 +15,8 @@ from .._protocol import decide_claim
 from .._records import Claim, Decision
 from ..stores import _mysql_sql as words
 from ..stores import _mysql_steps as written
-from ..stores._steps import DONE, Add, Added, End, Found, Read, Step, SteppingStore
-from ._stores import BUSY, TransactionStore
+from ..stores._steps import BUSY, DONE, Add, Added, End, Found, Read, Step, SteppingStore
+from ._stores import TransactionStore
 from .base import LOCK_TIMED_OUT, Adapter, Result, code_of
 
 if TYPE_CHECKING:

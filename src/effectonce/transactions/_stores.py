@@ -20,7 +20,7 @@ from weakref import WeakSet
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, State, Verdict
 from ..errors import StoreMismatch, StoreUnavailable, UsageError
-from ..stores._steps import DONE, Add, Added, End, Found, Read, Step, SteppingStore, Swap
+from ..stores._steps import BUSY, DONE, Add, Added, End, Found, Read, Step, SteppingStore, Swap
 from ..stores.base import StoreStats
 from .base import LOCK_TIMED_OUT, NO_SUCH_TABLE, Adapter, Result, Values, code_of, gone_or_raised
 
@@ -32,9 +32,6 @@ GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
 MOST_LOOKS: Final = 100
-ASK_AGAIN_SECONDS: Final = 1.0
-"""When to ask again for a key that another transaction has: who knows when that one ends?"""
-BUSY = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
 
 
 class TransactionStore(SteppingStore):

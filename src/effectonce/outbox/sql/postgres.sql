@@ -43,7 +43,7 @@ CREATE SEQUENCE {ears} MINVALUE 0 START 0;
 COMMENT ON TABLE {table} IS 'effectonce outbox schema 1: events to be published';
 
 -- name: whose
-SELECT obj_description(to_regclass(%s), 'pg_class') WHERE to_regclass(%s) IS NOT NULL;
+SELECT obj_description(oid, 'pg_class') FROM pg_class WHERE oid = to_regclass(%s);
 
 -- The channel is named after the table. An id that is there already is the same event, added again.
 -- name: add

@@ -43,9 +43,10 @@ END $$;
 COMMENT ON TABLE {table} IS 'effectonce schema 1: effects that happened, one row per key';
 
 -- name: whose
+-- Through pg_class, because to_regclass alone sees a table that is newer than this statement, and without its comment.
 SELECT obj_description(oid, 'pg_class'), current_setting('server_encoding'), current_setting('synchronous_commit'),
        current_setting('fsync')
-FROM (SELECT to_regclass($1::text) AS oid) AS named WHERE oid IS NOT NULL;
+FROM pg_class WHERE oid = to_regclass($1::text);
 
 -- name: now
 SELECT date_part('epoch', clock_timestamp());
