@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.integration.mysql_helpers import Place, Session, claim_of, ending_of, granted, place_on
+from tests.integration.mysql_helpers import ASKED, Place, Session, claim_of, ending_of, granted, place_on
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
@@ -282,6 +282,28 @@ def test_a_locked_record_holds_up_its_own_caller_only(place: Place) -> None:
         assert set(answers) == {Ending.DONE}
         holder("ROLLBACK")
         assert run(store.complete(ending_of(decisions[5]))) is Ending.DONE
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_a_key_that_an_open_transaction_has(place: Place, colour: str) -> None:
+    """It is busy; whoever else is claimed in the same packet is served; and it is there when that commits."""
+    with place.store() as store, place.session() as holder, asyncio.Runner() as runner:
+        verbs = store if colour == "blocking" else store.for_asyncio()
+        drive: Callable[..., Any] = run if colour == "blocking" else runner.run
+        drive(verbs.claim(claim_of("other")))
+        holder("BEGIN")
+        holder(
+            f"INSERT INTO {place.table} (`key`, state, once, attempts, fence, lease_until, expires_at, owner, "
+            "fingerprint) VALUES ('k', 1, 0, 1, 5, 9e9, 9e9, 'somebody', %s)",
+            ASKED,
+        )
+        assert drive(verbs.claim(claim_of("k"))).verdict is Verdict.BUSY
+        decisions = drive(verbs.claim_many([claim_of(key) for key in ("a", "k", "z")]))
+        assert [decision.verdict.name for decision in decisions] == ["CLAIMED", "BUSY", "CLAIMED"]
+        holder("COMMIT")
+        decision = drive(verbs.claim(claim_of("k")))
+        assert decision.verdict is Verdict.BUSY
+        assert decision.record is not None
 
 
 def test_a_duplicate_of_a_locked_record_that_is_being_added(place: Place) -> None:

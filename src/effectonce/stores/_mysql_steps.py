@@ -33,7 +33,7 @@ from ._mysql_sql import (
     name_of,
     read_record,
 )
-from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, Swap
+from ._steps import DONE, KEPT, Add, Added, End, Found, Hold, Kept, Read, Step, Swap
 
 MOST_BYTES: Final = 1 << 20
 """Of a packet with more than one step."""
@@ -54,21 +54,33 @@ class Stepper:
     def __init__(self, language: Language) -> None:
         self._language = language
         self._hand = Hand(language.sql)
+        self._kept = Kept()
 
     def execute(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
         """Have steps done: a reply for each, or the error that only its own caller is to hear.
 
-        ``patience`` is for a step alone: how often, a second each, it may wait for a lock.
+        ``patience`` is for a step alone: how often, a second each, it may wait for a lock. A claim waits once, and who
+        comes after it within the next moment not at all.
         """
+        kept = self._kept
+        doubted = [type(step) is Add and step.key in kept for step in steps] if kept else []
+        if any(doubted):
+            steps = [Read(step.key) if doubt else step for step, doubt in zip(steps, doubted, strict=True)]
         if len(steps) > 1:
             replies: list[Any] = []
             for portion in _portions(steps):
                 replies += yield from self._insist(server, portion, 1)
+        else:
+            replies = yield from self._insist(server, steps, patience)
+        if not any(doubted):
             return replies
-        return (yield from self._insist(server, steps, patience))
+        return [
+            _kept_if_nothing(reply) if doubt else reply for reply, doubt in zip(replies, doubted, strict=True)
+        ]
 
     def _insist(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
-        tries = {DEADLOCK: TRIES, LOCKED: patience}
+        claims = len(steps) == 1 and type(steps[0]) in (Add, Swap)
+        tries = {DEADLOCK: TRIES, LOCKED: 1 if claims else patience}
         while True:
             exchange = _Exchange(self._language.sql, self._hand, server, steps)
             try:
@@ -80,6 +92,8 @@ class Stepper:
                 tries[refusal.code] = tries.get(refusal.code, 1) - 1
                 if tries[refusal.code] > 0:
                     continue
+                if claims and refusal.code == LOCKED:
+                    return [(yield from self._look(server, steps[0]))]
                 error = self._language.translated(refusal)
             except EffectOnceError as mistake:
                 error = mistake
@@ -93,11 +107,19 @@ class Stepper:
             replies += yield from self._insist(server, (step,), 1)
         return replies
 
+    def _look(self, server: Server, step: Step) -> Talk[Any]:
+        """What to reply to a step that would have to wait for somebody's transaction."""
+        if type(step) is Swap:
+            return KEPT
+        self._kept.add(step.key)
+        (found,) = yield from self._insist(server, (Read(step.key),), 1)
+        return _kept_if_nothing(found)
+
     # A usual step, alone, to a MariaDB. Every call pays for each line that it goes through, so these are few.
 
     def at_once(self, step: Step) -> str | None:
         """The one statement that a step takes as a rule; None if there is more to say."""
-        if type(step) is Add and not self._hand.is_due:
+        if type(step) is Add and not self._hand.is_due and not self._kept:
             return f"EXECUTE effectonce_add_one USING {','.join(_new(step.claim))}"
         if type(step) is Hold or (type(step) is End and not self._hand.has_found):
             name, *values = _change(step)
@@ -119,6 +141,10 @@ class Stepper:
         results: list[Result] = []
         yield from _say(self._hand.forget(results.append))
         return sum(result.changed for result in results)
+
+
+def _kept_if_nothing(reply: Any) -> Any:
+    return KEPT if type(reply) is Found and reply.record is None else reply
 
 
 class Hand:

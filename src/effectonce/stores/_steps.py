@@ -96,7 +96,7 @@ DONE = Ending.DONE
 """The reply to a step that did what it was sent for."""
 
 KEPT: Any = object()
-"""The reply to ``Add`` or ``Swap`` when a transaction that is still open has the record: nobody knows what it will be."""
+"""The reply to ``Add`` or ``Swap`` when an open transaction has the record: nobody knows yet what it will be."""
 ASK_AGAIN_SECONDS: Final = 0.25
 BUSY: Final = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
 """What a claim is told then."""

@@ -27,7 +27,7 @@ from ._group import Group
 from ._mysql_lines import Address, Line, Lines, driver, open_loop_line, open_thread_line
 from ._mysql_sql import Language, Refusal, Server, Talk
 from ._mysql_steps import Stepper
-from ._steps import DONE, Add, Added, End, Step, SteppingStore
+from ._steps import BUSY, DONE, KEPT, Add, Added, End, Step, SteppingStore
 from ._turns import Turns
 from ._urls import shown
 from .base import Features, Store, StoreStats
@@ -64,6 +64,8 @@ class _Verbs(SteppingStore):
             (reply,) = await self.send((Add(claim),))
             if type(reply) is Added:
                 return decide_claim(None, claim, reply.now, reply.fence - 1)
+            if reply is KEPT:
+                return BUSY
             record, now = reply
             decision = decide_claim(record, claim, now, 0)
             if decision.record is record:
