@@ -12,9 +12,17 @@ EffectOnceError
 │   ├── InDoubt                 an attempt ended without a word; a prober or a person has to settle it
 │   ├── LateArrival             the message is older than what the store remembers
 │   ├── AttemptsExhausted       every allowed attempt crashed or failed
-│   └── RememberedError         the first attempt's error, when its own type can't be rebuilt here
+│   ├── RememberedError         the first attempt's error, when its own type can't be rebuilt here
+│   ├── AlreadyUndone           the compensation of this action came before it, so it never runs
+│   ├── SessionExpired          there is no such client session, or no longer; nothing runs in it
+│   ├── StaleRequest            the client has acknowledged a request of this number, so it never runs again
+│   ├── Fenced                  another process goes on with this client session
+│   └── BadRequest              a number or a mark that no client session can have
+│       └── WindowExceeded      the number is too far above what the client has acknowledged
 ├── StaleVersion                the row is not at the version that was read; ``actual`` is where it is
 ├── VersionGap                  an event came before an earlier one of its entity; ``applied`` is where that is
+├── StepMismatch                a handler asks for other steps than an earlier attempt has finished
+├── Compensated                 a saga could not go on, and what it had done is undone; ``step`` and ``reason``
 ├── LeaseLost                   the attempt outlived its lease; its result was not recorded
 ├── ResultUnavailable           the effect happened once, but its result was never stored
 ├── StoreError                  the store gave no usable answer
@@ -103,6 +111,38 @@ class RememberedError(Refused):
         self.error_type = error_type
 
 
+class AlreadyUndone(Refused):
+    """The compensation of this action came before it. ``may_have_happened`` is what the compensation had to assume."""
+
+    def __init__(self, message: str = "", *, key: str | None = None, may_have_happened: bool = False) -> None:
+        super().__init__(message, key=key)
+        self.may_have_happened = may_have_happened
+
+
+class SessionExpired(Refused):
+    """There is no such client session: its lease is over, or it was never opened, or it is another client's."""
+
+
+class StaleRequest(Refused):
+    """The client has acknowledged a request of this number: its answer is gone, and it never runs again."""
+
+
+class Fenced(Refused):
+    """Another process goes on with this client session, under a later epoch."""
+
+
+class BadRequest(Refused, UsageError):
+    """A number or a mark that no client session can have: nothing was claimed, and nothing ran."""
+
+
+class WindowExceeded(BadRequest):
+    """The request's number is ``window`` or more above what the client has acknowledged."""
+
+    def __init__(self, message: str = "", *, key: str | None = None, window: int = 0) -> None:
+        super().__init__(message, key=key)
+        self.window = window
+
+
 class StaleVersion(EffectOnceError):
     """The row is not at the ``expected`` version, so nothing was written. ``actual`` is None where there is no row."""
 
@@ -117,6 +157,32 @@ class VersionGap(EffectOnceError):
     def __init__(self, message: str = "", *, entity: str = "", applied: int = 0, version: int = 0) -> None:
         super().__init__(message)
         self.entity, self.applied, self.version = entity, applied, version
+
+
+class StepMismatch(EffectOnceError):
+    """The handler asked for one step where an earlier attempt had finished another; it was not run."""
+
+    def __init__(
+        self, message: str = "", *, key: str | None = None, recorded: str = "", asked: str = ""
+    ) -> None:
+        super().__init__(message, key=key)
+        self.recorded, self.asked = recorded, asked
+
+
+class Compensated(EffectOnceError):
+    """A saga could not go on at ``step``, for a ``reason``, and what it had done is undone: the answer to its id."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: str | None = None,
+        step: str = "",
+        reason: str = "",
+        journal: str = "{}",
+    ) -> None:
+        super().__init__(message, key=key)
+        self.step, self.reason, self.journal = step, reason, journal
 
 
 class LeaseLost(EffectOnceError):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from effectonce import _journal_file
 from effectonce.errors import (
     InDoubt,
     InvalidKey,
@@ -21,7 +22,6 @@ from effectonce.errors import (
     StoreUnavailable,
     UsageError,
 )
-from effectonce.http import _journal
 from effectonce.http._journal import Entry, Journal
 from effectonce.testing.clocks import ManualClock
 
@@ -170,7 +170,7 @@ def test_a_journal_that_cant_be_written_says_so(tmp_path: Path) -> None:
 
 def test_a_held_lock_is_waited_for_and_then_told(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the journal nothing is sent."""
-    monkeypatch.setattr(_journal, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(_journal_file, "BUSY_SECONDS", 0.01)
     other = sqlite3.connect(journal.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable, match="nothing is sent"):

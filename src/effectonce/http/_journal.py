@@ -15,29 +15,21 @@ run a second time, so the journal refuses the name instead: a person looks, and 
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .. import keys
 from .._durations import Duration, seconds
-from ..errors import InDoubt, KeyReused, LateArrival, StoreMismatch, StoreUnavailable, UsageError
+from .._journal_file import JournalFile
+from ..errors import InDoubt, KeyReused, LateArrival, UsageError
 
-APPLICATION = 0x65314A31
-"""Marks the file as ours, in SQLite's own place for that."""
-BUSY_SECONDS = 20.0
-"""How long to wait for other processes. Each holds the file for a few milliseconds."""
-
-SCHEMA = f"""
+SCHEMA = """
     CREATE TABLE requests (
         name TEXT PRIMARY KEY, key TEXT NOT NULL, request TEXT NOT NULL, fingerprint BLOB NOT NULL,
         started REAL NOT NULL, done REAL
     ) WITHOUT ROWID;
     CREATE INDEX requests_by_end ON requests (done);
-    PRAGMA application_id = {APPLICATION};
 """
 
 
@@ -51,7 +43,7 @@ class Entry(NamedTuple):
     done: float | None = None
 
 
-class Journal:
+class Journal(JournalFile):
     """Remembers the keys of named requests in a file.
 
     path    a file of its own; it is made if it is not there
@@ -59,6 +51,8 @@ class Journal:
     keep    how long a name that was answered is remembered; one that was not is kept until it is
     clock   the wall clock
     """
+
+    application, schema = 0x65314A31, SCHEMA
 
     def __init__(
         self,
@@ -68,21 +62,19 @@ class Journal:
         keep: Duration = "30d",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = Path(path).absolute()  # a process may change its directory
         self.window, self.keep = seconds(window, "window"), seconds(keep, "keep")
         self._clock = clock
         if self.keep < self.window:
             raise UsageError(
                 f"keep={keep!r} is less than window={window!r}: a name would be forgotten too soon."
             )
-        with self._file() as file:  # what is wrong with the file is better known before the first request
-            file.execute("SELECT 1 FROM requests")
+        super().__init__(path)
 
     def begin(self, name: str, request: str, fingerprint: bytes, key: str) -> Entry:
         """What the name stands for: ``key``, if it is new, and else the key it had before. Durable on return."""
         keys.check_id(name)
         now = self._clock()
-        with self._writing() as file:
+        with self.writing() as file:
             known = file.execute("SELECT fingerprint, * FROM requests WHERE name = ?", (name,)).fetchone()
             if known is None:
                 file.execute("DELETE FROM requests WHERE done < ?", (now - self.keep,))
@@ -102,14 +94,14 @@ class Journal:
 
     def done(self, name: str) -> None:
         """The request was answered: it is not in doubt any more. Its key stays, for whoever asks again."""
-        with self._writing() as file:
+        with self.writing() as file:
             file.execute(
                 "UPDATE requests SET done = ? WHERE name = ? AND done IS NULL", (self._clock(), name)
             )
 
     def in_doubt(self) -> list[Entry]:
         """Requests without an answer, oldest first. One that another process is sending just now is among them."""
-        with self._file() as file:
+        with self.opened() as file:
             return [
                 _entry(row)
                 for row in file.execute("SELECT * FROM requests WHERE done IS NULL ORDER BY started")
@@ -117,13 +109,13 @@ class Journal:
 
     def get(self, name: str) -> Entry | None:
         """What is known of a name."""
-        with self._file() as file:
+        with self.opened() as file:
             row = file.execute("SELECT * FROM requests WHERE name = ?", (name,)).fetchone()
             return None if row is None else _entry(row)
 
     def forget(self, name: str) -> bool:
         """Let the name stand for a new request, with a new key. False if it was not known."""
-        with self._writing() as file:
+        with self.writing() as file:
             return file.execute("DELETE FROM requests WHERE name = ?", (name,)).rowcount > 0
 
     def _in_time(self, entry: Entry, now: float) -> Entry:
@@ -139,42 +131,6 @@ class Journal:
         raise LateArrival(
             f"{entry.name!r} was answered before, and the server may not remember it. {advice}", key=entry.key
         )
-
-    # The file. Each use opens it: nothing is shared between threads or survives a fork.
-
-    @contextmanager
-    def _file(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as file:
-                file.execute("PRAGMA synchronous = EXTRA")
-                if file.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-                    self._make(file)
-                yield file
-        except sqlite3.Error as error:
-            if "not a database" in str(error) or "malformed" in str(error) or "no such" in str(error):
-                raise StoreMismatch(f"{self.path} is no journal: {error}. Name another file.") from error
-            raise StoreUnavailable(
-                f"The journal {self.path} did not take a word: {error}. Without it nothing is sent."
-            ) from error
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._file() as file:
-            file.execute("BEGIN IMMEDIATE")
-            yield file  # an error closes the file, and that rolls back
-            file.execute("COMMIT")
-
-    def _make(self, file: sqlite3.Connection) -> None:
-        """Make the table in a new file, unless another process was first."""
-        file.execute("BEGIN IMMEDIATE")
-        mark = file.execute("PRAGMA application_id").fetchone()[0]
-        empty = not file.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        if mark != APPLICATION and not (empty and mark == 0):
-            raise StoreMismatch(f"{self.path} belongs to another program. Name another file.")
-        if empty:
-            for statement in SCHEMA.split(";"):
-                file.execute(statement)
-        file.execute("COMMIT")
 
 
 def _entry(row: tuple[str, str, str, bytes, float, float | None]) -> Entry:

@@ -1,0 +1,150 @@
+"""The client's side: it counts. A number for each request, the same on every try, and what is waited for no longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from .. import keys
+from ..errors import KeyReused, UsageError, WindowExceeded
+from ._journal import Entry, Journal
+from ._request import Opened, Request
+
+WAIT_SECONDS: Final = 60.0
+
+
+class ClientSession:
+    """The numbers of one session, safe to share between threads.
+
+    opened    what the server gave: ``sessions.open()``, or the answer to a POST to the server's session path
+    journal   a ``Journal``, so that a restarted program goes on with the same numbers and knows what is in doubt
+
+    With a journal that knows a session, resume that one first: ``sessions.resume(journal.client)``.
+    """
+
+    def __init__(self, opened: Opened, *, journal: Journal | None = None) -> None:
+        self.client, self.epoch, self.lease, self.window = (
+            opened.client, opened.epoch, opened.lease, opened.window,
+        )  # fmt: skip
+        self._journal = journal
+        self._outstanding: dict[int, Any] = {}
+        self._next = opened.acked + 1
+        self._changed = threading.Condition()
+        if journal is not None:
+            self._next = journal.begin_session(opened)
+            self._outstanding = dict.fromkeys(entry.number for entry in journal.in_doubt())
+
+    @property
+    def acked(self) -> int:
+        """Every request up to this number is answered or given up."""
+        with self._changed:
+            return self._acked()
+
+    @property
+    def outstanding(self) -> list[int]:
+        """The numbers that are waited for."""
+        with self._changed:
+            return sorted(self._outstanding)
+
+    def in_doubt(self) -> list[Entry]:
+        """Requests in the journal that were sent, or were about to be, and have no answer."""
+        return [] if self._journal is None else self._journal.in_doubt()
+
+    def begin(self, payload: Any = None, *, name: str | None = None, wait: float = WAIT_SECONDS) -> Request:
+        """A new request with the next number; waits while the window is full. By ``name`` the journal knows it."""
+        if name is not None:
+            known = self._known(name, payload)
+            if known is not None:
+                return known
+        with self._changed:
+            if not self._changed.wait_for(self._has_room, wait):
+                raise WindowExceeded(
+                    f"{len(self._outstanding)} requests are waited for, from {self._acked() + 1} on. Wait for answers, "
+                    "send unanswered ones again, or give them up.",
+                    window=self.window,
+                )
+            number = self._next
+            if self._journal is not None:
+                self._journal.begin(number, name, _asked(payload), payload)
+            self._next = number + 1
+            self._outstanding[number] = None
+            return Request(self.client, number, self._acked(), payload, self.epoch)
+
+    def again(self, request: Request) -> Request:
+        """The same request for another try, with what is acknowledged by now."""
+        with self._changed:
+            if request.number not in self._outstanding:
+                raise UsageError(
+                    f"Request {request.number} is answered or given up: it must not be sent again."
+                )
+            return request._replace(acked=self._acked(), epoch=self.epoch)
+
+    def done(self, request: Request, answer: Any = None) -> None:
+        """The answer is here: from now on the server may forget it. A named one's is in the journal."""
+        self._settle(request.number, answer, given_up=False)
+
+    def give_up(self, request: Request | Entry) -> None:
+        """Wait for it no longer. It may have happened or not; it will not happen from now on, once that is told."""
+        self._settle(request.number, None, given_up=True)
+
+    @contextmanager
+    def request(
+        self, payload: Any = None, *, name: str | None = None, wait: float = WAIT_SECONDS
+    ) -> Iterator[Request]:
+        """A request for a block that sends it until it is answered. After an error it stays outstanding."""
+        request = self.begin(payload, name=name, wait=wait)
+        yield request
+        self.done(request)
+
+    def answer_to(self, name: str) -> Any:
+        """What a named request was answered, before or after a restart. ``KeyError`` if it has no answer yet."""
+        entry = None if self._journal is None else self._journal.get(name)
+        if entry is None or not entry.done:
+            raise KeyError(name)
+        return entry.answer
+
+    def resumed(self, opened: Opened) -> None:
+        """The session goes on under another epoch."""
+        if opened.client != self.client:
+            raise UsageError("This is another client's session.")
+        with self._changed:
+            self.epoch = opened.epoch
+            if self._journal is not None:
+                self._journal.begin_session(opened)
+
+    def _known(self, name: str, payload: Any) -> Request | None:
+        if self._journal is None:
+            raise UsageError(f"The request is named {name!r}, but this session has no journal=.")
+        entry = self._journal.get(keys.check_id(name))
+        if entry is None:
+            return None
+        if entry.asked != _asked(payload):
+            raise KeyReused(f"The name {name!r} stands for another request in the journal.")
+        if entry.done:
+            raise UsageError(
+                f"{name!r} was answered as request {entry.number}, and must not be sent again. answer_to({name!r}) is "
+                "its answer."
+            )
+        with self._changed:
+            return Request(self.client, entry.number, self._acked(), payload, self.epoch)
+
+    def _settle(self, number: int, answer: Any, given_up: bool) -> None:
+        with self._changed:
+            if number not in self._outstanding:
+                return
+            if self._journal is not None:
+                self._journal.settle(number, answer, given_up)
+            del self._outstanding[number]
+            self._changed.notify_all()
+
+    def _acked(self) -> int:
+        return min(self._outstanding, default=self._next) - 1
+
+    def _has_room(self) -> bool:
+        return self._next - self._acked() <= self.window
+
+
+def _asked(payload: Any) -> bytes:
+    return b"" if payload is None else keys.fingerprint(payload)

@@ -1,0 +1,126 @@
+"""A client's numbers in a file: they survive kill -9, and tell what is in doubt.
+
+A number is in the journal before its request is sent, and its answer before the number is acknowledged. So a restarted
+program finds every request that may have happened without an answer, sends it again under its old number, and gets the
+first answer or lets it run for the first time. The file is SQLite's: each word in it is one transaction, synced
+before it counts. It belongs to one client; a second process that goes on with it resumes the session, and fences the
+first one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from .. import codec
+from .._journal_file import JournalFile
+from ..errors import StoreMismatch, UsageError
+from ._request import Opened
+
+ROWS: Final = "SELECT number, name, asked, payload, answer, done FROM requests"
+
+SCHEMA: Final = """
+    CREATE TABLE session (
+        one INTEGER PRIMARY KEY CHECK (one = 1), client TEXT NOT NULL, epoch INTEGER NOT NULL, lease REAL NOT NULL,
+        window INTEGER NOT NULL, next INTEGER NOT NULL
+    );
+    CREATE TABLE requests (
+        number INTEGER PRIMARY KEY, name TEXT UNIQUE, asked BLOB NOT NULL, payload BLOB, answer BLOB,
+        done INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX requests_in_doubt ON requests (number) WHERE done = 0;
+"""
+
+
+class Entry(NamedTuple):
+    """A request in the journal. ``payload`` is what was asked, ``answer`` what came of it, if it is ``done``."""
+
+    number: int
+    name: str | None
+    asked: bytes
+    payload: Any = None
+    answer: Any = None
+    done: bool = False
+
+
+class Journal(JournalFile):
+    """The numbers of one client's session, in the file ``path``, which is made if it is not there."""
+
+    application, schema = 0x65315331, SCHEMA
+
+    @property
+    def client(self) -> str | None:
+        """The client id to resume; None if there is none yet."""
+        with self.opened() as file:
+            row = file.execute("SELECT client FROM session").fetchone()
+        return row[0] if row else None
+
+    def begin_session(self, opened: Opened) -> int:
+        """Write down a session that was opened or resumed; gives the next number."""
+        with self.writing() as file:
+            row = file.execute("SELECT client, next FROM session").fetchone()
+            if row is not None and row[0] != opened.client:
+                raise UsageError(
+                    f"{self.path.name} belongs to another session. Resume that one; if it has expired, settle what "
+                    "is in doubt and say forget()."
+                )
+            following = max(row[1] if row else 1, opened.acked + 1)
+            file.execute(
+                "INSERT OR REPLACE INTO session VALUES (1, ?, ?, ?, ?, ?)",
+                (opened.client, opened.epoch, opened.lease, opened.window, following),
+            )
+        return int(following)
+
+    def begin(self, number: int, name: str | None, asked: bytes, payload: Any) -> None:
+        """A request is about to be sent. Durable on return."""
+        data = None if payload is None else codec.encode(payload)
+        with self.writing() as file:
+            if not file.execute("UPDATE session SET next = ? WHERE next = ?", (number + 1, number)).rowcount:
+                raise StoreMismatch(
+                    f"Another process counts on in {self.path.name}. Resume the session to go on in its place."
+                )
+            file.execute(
+                "INSERT INTO requests (number, name, asked, payload) VALUES (?, ?, ?, ?)",
+                (number, name, asked, data),
+            )
+
+    def settle(self, number: int, answer: Any, given_up: bool) -> None:
+        """It is answered, or given up. A named one that is answered stays, so that it is never sent again."""
+        data = None if answer is None else codec.encode(answer)
+        with self.writing() as file:
+            if not given_up:
+                file.execute(
+                    "UPDATE requests SET done = 1, answer = ?, payload = NULL WHERE number = ?",
+                    (data, number),
+                )
+            file.execute("DELETE FROM requests WHERE number = ? AND (name IS NULL OR done = 0)", (number,))
+
+    def in_doubt(self) -> list[Entry]:
+        """Requests without an answer, in the order of their numbers."""
+        with self.opened() as file:
+            return [_entry(row) for row in file.execute(f"{ROWS} WHERE done = 0 ORDER BY number")]
+
+    def get(self, name: str) -> Entry | None:
+        """What is known of a named request."""
+        with self.opened() as file:
+            row = file.execute(f"{ROWS} WHERE name = ?", (name,)).fetchone()
+        return None if row is None else _entry(row)
+
+    def forget(self, name: str | None = None) -> None:
+        """Forget a named request that was answered; without a name the session, when nothing is in doubt any more."""
+        with self.writing() as file:
+            if name is not None:
+                file.execute("DELETE FROM requests WHERE name = ? AND done = 1", (name,))
+                return
+            doubts = file.execute("SELECT count(*) FROM requests WHERE done = 0").fetchone()[0]
+            if doubts:
+                raise UsageError(f"{doubts} requests in {self.path.name} are in doubt. Settle them first.")
+            file.execute("DELETE FROM session")
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    number, name, asked, payload, answer, done = row
+    return Entry(number, name, asked, _read(payload), _read(answer), bool(done))
+
+
+def _read(data: bytes | None) -> Any:
+    return None if data is None else codec.decode(data, Any)
