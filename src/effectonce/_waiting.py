@@ -45,11 +45,12 @@ class Waiting:
             flow.tell("busy", call.key, detail="waits")
         left = min(left, decision.retry_after + FIRST_PAUSE)
         running = flow.keeper.running(call.key)
+        within = CURRENT.get(None)
+        if within is not None and within.key == call.key:
+            raise answers.waits_for_itself(call)
         if running is None:
             await self._wait_for_another_process(colour, decision, left)
             return None
-        if running is CURRENT.get(None):
-            raise answers.waits_for_itself(call)
         await colour.wait(running, left)
         if running.claim.fingerprint != call.fingerprint:
             return None

@@ -661,6 +661,19 @@ def test_a_key_that_an_open_transaction_gives_up(place: Place) -> None:
             assert answer.result(30).value == 2
 
 
+def test_a_handler_in_a_transaction_that_asks_for_its_own_key_outside_of_it(place: Place) -> None:
+    """It would wait for the transaction that waits for it: it is told at once."""
+    with place.store() as store, place.session() as session:
+        run(store.migrate())
+        receiver = Receiver(store)
+        message = Message(id="1", payload={}, source="s")
+        with pytest.raises(UsageError, match="wait for itself"), session.connection.transaction():
+            receiver.on(session.connection).process(
+                message, lambda _: receiver.process(message, lambda _: 2).value
+            )
+        assert receiver.process(message, lambda _: 3).value == 3
+
+
 def test_who_looks_while_the_table_is_made(place: Place) -> None:
     """A table that is newer than what a statement sees is not there for it, rather than there without its comment."""
     with place.store() as store, place.session() as session:
