@@ -11,6 +11,7 @@ from .._blocking import run
 from ..errors import UsageError
 from ..stores import open_store
 from ..stores._urls import shown
+from . import _tables
 
 DESCRIPTION = """\
 Make what a store needs in its database (a table, and what belongs to it), or bring it up to date. Safe to repeat: what
@@ -27,7 +28,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("url", metavar="URL", help="such as postgresql://user:password@host/database")
     parser.add_argument("--print", action="store_true", help="print the statements instead of executing them")
-    parser.add_argument("--outbox", action="store_true", help="make the table of an outbox instead")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--outbox", action="store_true", help="make the table of an outbox instead")
+    instead.add_argument(
+        "--versions", action="store_true", help="make the tables of effectonce.versions instead"
+    )
     parser.add_argument(
         "--table",
         default="effectonce_outbox",
@@ -40,6 +45,10 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.outbox:
         return _migrate_outbox(arguments)
+    if arguments.versions:
+        from ..versions import schema
+
+        return _make_tables(arguments, schema)
     with open_store(arguments.url) as store:
         if arguments.print:
             print(_named(store, "ddl", arguments.url)(), end="")
@@ -61,6 +70,15 @@ def _migrate_outbox(arguments: argparse.Namespace) -> int:
         made = database.migrate()
         print(f"{shown(arguments.url)} {'has just been made ready' if made else 'is ready'}.")
         return 0
+
+
+def _make_tables(arguments: argparse.Namespace, schema: _tables.Schema) -> int:
+    if arguments.print:
+        print(_tables.ddl(arguments.url, schema), end="")
+        return 0
+    _tables.make(arguments.url, schema)
+    print(f"{shown(arguments.url)} is ready.")
+    return 0
 
 
 def _named(store: Any, verb: str, url: str) -> Any:

@@ -100,8 +100,8 @@ class Line(Quoting):
             if code_of(error) not in NO_SUCH_TABLE and "no such table" not in str(error):
                 raise
             raise UsageError(
-                "The tables of effectonce.versions are not in this database. Make them in a migration, with the"
-                f" statements of effectonce.versions.schema({self.dialect!r})."
+                "The tables of effectonce.versions are not in this database. Make them: `effectonce migrate --versions"
+                f" URL`, or a migration with the statements of effectonce.versions.schema({self.dialect!r})."
             ) from error
 
     def text(self, value: str) -> str | bytes:
