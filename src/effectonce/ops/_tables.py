@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from importlib import import_module
 from typing import Any
 
 from ..errors import StoreUnavailable, UsageError
@@ -74,13 +75,9 @@ def _sqlite(url: str) -> Iterator[Connected]:
 
 @contextmanager
 def _postgres(url: str) -> Iterator[Connected]:
-    import psycopg
+    from ..outbox._postgres import ALREADY_THERE, _for_libpq
 
-    from ..outbox._postgres import (  # says which extra to install, if there is no psycopg
-        ALREADY_THERE,
-        _for_libpq,
-    )
-
+    psycopg = import_module("psycopg")  # not above: the outbox says which extra to install, if it is missing
     try:
         connection = psycopg.connect(_for_libpq(url), autocommit=True, connect_timeout=CONNECT_SECONDS)
     except psycopg.Error as error:
