@@ -251,9 +251,14 @@ class Receiver:
         or ``django.db.connection``, to the database of this receiver's store. The transaction is yours: nothing here
         commits or rolls it back. Outcomes say ``guarantee="atomic"``.
         """
+        return self._on(self, connection)
+
+    @cached_property
+    def _on(self) -> Callable[[Receiver, Any], Receiver]:
+        """What ``on`` makes; only who needs it pays for importing it."""
         from .transactions._receiver import OnConnection
 
-        return OnConnection(self, connection)
+        return OnConnection
 
     # Operations
 

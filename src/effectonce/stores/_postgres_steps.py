@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from .._protocol import decide_claim
 from .._records import NOBODY, Claim, Completion, Record, State, make
@@ -16,7 +16,7 @@ PENDING, ONCE, IN_STATE, ATTEMPT = State.PENDING, 8, 15, 32
 """In the column ``state``: what is added for a claim at most once, what masks both, and what an attempt counts."""
 CLAIMED, CLAIMED_ONCE = PENDING + ATTEMPT, PENDING + ONCE + ATTEMPT
 _ENCODED, _ENCODED_ONCE = map(ENCODERS["integer"], (CLAIMED, CLAIMED_ONCE))
-_float = ENCODERS["float8"]
+_float, _bigint, _integer = ENCODERS["float8"], ENCODERS["bigint"], ENCODERS["integer"]
 STATES: Final = {int(state) + once: (state, once == ONCE) for state in State for once in (0, ONCE)}
 MICROS: Final = 1_000_000
 """A new record's fence is the server's clock in millionths of a second."""
@@ -65,6 +65,22 @@ def end_values(completion: Completion) -> tuple[Any, ...]:
     return id_of(key), owner, fence, state, result, keep
 
 
+def end_encoded(completion: Completion) -> list[bytes | None]:
+    """The same as it travels."""
+    key, owner, fence, state, result, keep, _ = completion
+    return [id_of(key), owner, _bigint(fence), _integer(state), result, _float(keep)]
+
+
+def values_of(command: Claim | Completion) -> tuple[Any, ...]:
+    """What is asked for on behalf of a command."""
+    return add_values(command) if type(command) is Claim else end_values(cast("Completion", command))
+
+
+def encoded(command: Claim | Completion) -> list[bytes | None]:
+    """The same as it travels."""
+    return add_encoded(command) if type(command) is Claim else end_encoded(cast("Completion", command))
+
+
 def _hold_values(step: Hold) -> tuple[Any, ...]:
     key, owner, fence, lease, keep = step.renewal
     return id_of(key), owner, fence, lease, keep
@@ -103,7 +119,7 @@ def _found(key: str, row: Row) -> Found:
     return Found(record_of(key, row), row[7])
 
 
-def _added_or_found(key: str, row: Row) -> Any:
+def added_or_found(key: str, row: Row) -> Any:
     if row[1] is not None:
         return Found(record_of(key, row), row[7])
     fence = row[2]
@@ -111,7 +127,7 @@ def _added_or_found(key: str, row: Row) -> Any:
 
 
 KINDS: dict[type, Kind] = {
-    Add: Kind("add", lambda step: add_values(step.claim), _added_or_found, AGAIN),
+    Add: Kind("add", lambda step: add_values(step.claim), added_or_found, AGAIN),
     End: Kind("end", lambda step: end_values(step.completion), lambda key, row: DONE, LOOK),
     Hold: Kind("hold", _hold_values, lambda key, row: DONE, LOOK),
     Swap: Kind("swap", _swap_values, lambda key, row: True, False),

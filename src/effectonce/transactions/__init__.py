@@ -40,14 +40,14 @@ ADAPTERS: Final = {
 
 def adapt(connection: Any) -> Adapter:
     """The adapter of a connection, session or database wrapper; an Adapter is its own."""
-    if isinstance(connection, Adapter):
-        return connection
     kind: Any = type(connection)
     return _adapter_of(kind)(connection)
 
 
 @lru_cache(maxsize=64)
 def _adapter_of(kind: type[Any]) -> Callable[[Any], Adapter]:
+    if issubclass(kind, Adapter):
+        return lambda adapter: adapter
     for each in kind.__mro__:
         found = ADAPTERS.get((each.__module__.partition(".")[0], each.__name__))
         if found is not None:

@@ -18,7 +18,7 @@ from .._attempt import CURRENT, Attempt
 from .._blocking import Gathered, not_awaited
 from .._flow import Colour, Flow
 from .._messages import Outcome
-from .._records import ATOMIC, Claim, Completion, Decision, Ending, Guarantee, Record, Verdict
+from .._records import ATOMIC, Claim, Completion, Decision, Ending, Guarantee, Record, Verdict, make
 from ..codec import Form
 from ..errors import InProgress, StoreError, UsageError
 from ..hooks import EventKind
@@ -167,7 +167,7 @@ class AtomicFlow(Flow):
         self.events.note("completed", now, took)
         if self.events.hooks:
             self.events.tell("completed", attempt.key, attempt.fence, attempt.number, "atomic", took)
-        outcome = Outcome("executed", value, False, attempt.number, attempt.fence, "atomic")
+        outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, "atomic", None))
         self.close(attempt, outcome)
         return outcome
 
@@ -237,7 +237,8 @@ def marked(call: Call, completion: Completion) -> Completion:
     result = completion.result
     if not result or type(call.hint) is Form or result.startswith(answers.UNAVAILABLE):
         return completion
-    return completion._replace(result=ATOMIC + result)
+    key, owner, fence, state, _, keep, began = completion
+    return make(Completion, (key, owner, fence, state, ATOMIC + result, keep, began))
 
 
 def ended_meanwhile(key: str) -> UsageError:

@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from ._psycopg_talk import Spoken, may_talk, talk
-from .base import Adapter, Dialect, Result, Statement, Values, gone_or_raised, plain
+from .base import GONE_OR_RAISED, Adapter, Dialect, Result, Statement, Values, plain
 
 IDLE = TransactionStatus.IDLE
 PIPELINES = Pipeline.is_supported()
@@ -31,17 +31,19 @@ class _Psycopg(Adapter):
         await self._command(f"SAVEPOINT {name}")
 
     async def release(self, name: str) -> None:
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             await self._command(f"RELEASE SAVEPOINT {name}")
 
     async def roll_back_to(self, name: str) -> None:
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             await self._command(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
 
     async def _command(self, *commands: str) -> None:
         """Have commands done; past psycopg's cursors, which at a ROLLBACK have all that is prepared forgotten."""
-        calls = [(command, ()) for command in commands]
-        await (self.talk(calls) if self.may_talk() else self.execute_all(calls))
+        if self.may_talk():
+            await self.talk([(command, []) for command in commands])
+        else:
+            await self.execute_all([(command, ()) for command in commands])
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         (result,) = await self.execute_all(((sql, values),))

@@ -14,16 +14,17 @@ from zlib import crc32
 
 from psycopg import errors, pq
 from psycopg.adapt import Transformer
-from psycopg.waiting import Wait
+from psycopg.generators import fetch_many, send
 
+from .._records import make
 from ..stores._postgres_sql import Statement
 from .base import Result
 
-Spoken = tuple[Statement | str, Sequence[Any]]
-"""A statement with its values; or a command without any."""
+Spoken = tuple[Statement | str, list[bytes | None]]
+"""A statement with its values as they travel; or a command without any."""
 
 SYNC, TUPLES, COMMAND = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK
-ABORTED, OFF = pq.ExecStatus.PIPELINE_ABORTED, pq.PipelineStatus.OFF
+OFF = pq.PipelineStatus.OFF
 IN_TRANSACTION = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 Names = dict[Any, bytes]
@@ -37,44 +38,45 @@ def may_talk(connection: Any) -> bool:
     return bool(pg.transaction_status in IN_TRANSACTION and pg.pipeline_status == OFF)
 
 
-def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Wait, int, list[Result]]:
+def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Any, Any, list[Result]]:
     """Have statements done, for ``connection.wait``. The first error is raised; what follows it was not done."""
     pg = connection.pgconn
     prepared = _register(connection)
+    prepares: dict[int, tuple[bytes, bytes]] = {}
     pg.enter_pipeline_mode()
-    prepares: list[tuple[bytes, bytes] | None] = []
-    for statement, values in calls:
+    for place, (statement, values) in enumerate(calls):
         if isinstance(statement, str):
             pg.send_query_params(statement.encode(), None)
-        else:
-            _send(pg, statement, statement.encoded(values), prepared, prepares)
-        prepares.append(None)
+            continue
+        text, name = named = _named(statement.name, statement.text)
+        if prepared is None:
+            pg.send_query_params(text, values, None, statement.formats, 1)
+            continue
+        if named not in prepared:
+            pg.send_prepare(name, text)
+            prepares[place + len(prepares)] = named
+        pg.send_query_prepared(name, values, statement.formats, 1)
     pg.pipeline_sync()
-    answers = yield from _answers(pg)
+    yield from send(pg)
+    answers: list[Any] = []
+    while not answers or answers[-1].status != SYNC:
+        more = yield from fetch_many(pg)
+        if not more:
+            raise errors.OperationalError(f"the connection was lost: {pg.get_error_message()}")
+        answers += more
     pg.exit_pipeline_mode()
-    for name, answer in zip(prepares, answers, strict=True):
-        if answer.status not in (TUPLES, COMMAND):
-            raise errors.error_from_result(answer, encoding=connection.info.encoding)
-        if name is not None and prepared is not None:
-            prepared[name] = name[1]
-    return [_result(answer) for name, answer in zip(prepares, answers, strict=True) if name is None]
+    del answers[-1]
+    if prepares and prepared is not None:
+        _note(prepares, answers, prepared)
+    return [_result(connection, answer) for answer in answers]
 
 
-def _send(
-    pg: Any,
-    statement: Statement,
-    values: list[bytes | None],
-    prepared: Names | None,
-    prepares: list[tuple[bytes, bytes] | None],
-) -> None:
-    text, name = _named(statement.name, statement.text)
-    if prepared is None:
-        pg.send_query_params(text, values, None, statement.formats, 1)
-        return
-    if (text, name) not in prepared:
-        pg.send_prepare(name, text)
-        prepares.append((text, name))
-    pg.send_query_prepared(name, values, statement.formats, 1)
+def _note(prepares: dict[int, tuple[bytes, bytes]], answers: list[Any], prepared: Names) -> None:
+    """Take out the answers that only say that something was prepared, and note that it was."""
+    for place, named in reversed(prepares.items()):
+        if answers[place].status == COMMAND:
+            prepared[named] = named[1]
+            del answers[place]
 
 
 @lru_cache(maxsize=256)
@@ -86,33 +88,20 @@ def _named(name: bytes, text: str) -> tuple[bytes, bytes]:
 
 def _register(connection: Any) -> Names | None:
     """Where psycopg notes what it has prepared; None if it is not to prepare, or is just about to forget."""
-    notes = getattr(connection, "_prepared", None)
-    names, forgetting = getattr(notes, "_names", None), getattr(notes, "_to_flush", True)
-    usable = isinstance(names, dict) and connection.prepare_threshold is not None and not forgetting
-    return names if usable else None
+    try:
+        names, forgetting = connection._prepared._names, connection._prepared._to_flush
+    except AttributeError:
+        return None
+    return None if forgetting or connection.prepare_threshold is None else names
 
 
-def _answers(pg: Any) -> Generator[Wait, int, list[Any]]:
-    """Whatever comes until the server is in step again."""
-    answers: list[Any] = []
-    while pg.flush():
-        yield Wait.RW
-        pg.consume_input()
-    while True:
-        while pg.is_busy():
-            yield Wait.R
-            pg.consume_input()
-        answer = pg.get_result()
-        if answer is None:
-            continue
-        if answer.status == SYNC:
-            return answers
-        answers.append(answer)
-
-
-def _result(answer: Any) -> Result:
-    if answer.status != TUPLES:
-        return Result([], answer.command_tuples or 0)
+def _result(connection: Any, answer: Any) -> Result:
+    status = answer.status
+    if status == COMMAND:
+        return make(Result, ([], answer.command_tuples or 0))
+    if status != TUPLES:
+        raise errors.error_from_result(answer, encoding=connection.info.encoding)
     loader = Transformer()  # not the user's own ways to load values
     loader.set_pgresult(answer)
-    return Result(loader.load_rows(0, answer.ntuples, tuple), answer.command_tuples or 0)
+    rows = loader.load_rows(0, answer.ntuples, tuple)
+    return make(Result, (rows, len(rows)))

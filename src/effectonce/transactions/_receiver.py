@@ -19,7 +19,7 @@ from .base import Adapter
 
 STORES = {
     "sqlite": ("sqlite", "SQLiteStore", "_stores", "InSQLite"),
-    "postgresql": ("postgres", "PostgresStore", "_stores", "InPostgres"),
+    "postgresql": ("postgres", "PostgresStore", "_postgres_store", "InPostgres"),
     "mysql": ("mysql", "MySQLStore", "_mysql_store", "InMySQL"),
 }
 """By dialect: where the store is that such a connection may belong to, and where its form in a transaction."""
@@ -36,8 +36,10 @@ class OnConnection(Receiver):
         self.__dict__.update(receiver.__dict__)
         self.store = store_on(adapter, receiver.store)
         colour: Any = InTransaction(self.store)
-        other: Any = _OtherColour(adapter)
-        self.blocking, self.asyncio = (other, colour) if adapter.awaits else (colour, other)
+        if adapter.awaits:
+            self.blocking, self.asyncio = AWAITING, colour
+        else:
+            self.blocking, self.asyncio = colour, BLOCKING
         self.flow = AtomicFlow(receiver.flow)
 
     _run_batch = staticmethod(run_batch)
@@ -58,8 +60,8 @@ class OnConnection(Receiver):
 class _OtherColour:
     """In place of the colour that a connection does not have."""
 
-    def __init__(self, adapter: Adapter) -> None:
-        self._awaits = adapter.awaits
+    def __init__(self, awaits: bool) -> None:
+        self._awaits = awaits
 
     def __getattr__(self, name: str) -> NoReturn:
         if self._awaits:
@@ -69,6 +71,10 @@ class _OtherColour:
         raise ColourMismatch(
             "This connection blocks, so an event loop can't use it. Use process, with, or def; or an asyncio driver."
         )
+
+
+BLOCKING: Any = _OtherColour(False)
+AWAITING: Any = _OtherColour(True)
 
 
 def store_on(adapter: Adapter, store: Store) -> TransactionStore:

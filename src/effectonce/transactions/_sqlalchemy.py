@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from .base import Adapter, Dialect, Result, SavepointGone, Style, Values, gone_or_raised, plain, translated
+from .base import GONE_OR_RAISED, Adapter, Dialect, Result, SavepointGone, Style, Values, plain, translated
 
 DIALECTS: dict[str, Dialect] = {
     "sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql",
@@ -57,7 +57,7 @@ class _SQLAlchemy(Adapter):
         nested = self._nested[name]
         if not nested.is_active:
             raise SavepointGone("the transaction around it was ended")
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             yield nested
         del self._nested[name]
 
@@ -82,7 +82,7 @@ class SQLAlchemy(_SQLAlchemy):
             nested.commit()
 
     async def roll_back_to(self, name: str) -> None:
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             self._nested.pop(name).rollback()
 
 
@@ -103,5 +103,5 @@ class AsyncSQLAlchemy(_SQLAlchemy):
             await nested.commit()
 
     async def roll_back_to(self, name: str) -> None:
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             await self._nested.pop(name).rollback()

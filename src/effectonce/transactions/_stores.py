@@ -10,28 +10,36 @@ from __future__ import annotations
 import itertools
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, Self, cast
-from uuid import UUID
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Self
 
-from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, State, Verdict
-from ..errors import StoreMismatch, StoreUnavailable, UsageError
-from ..stores._steps import BUSY, DONE, Add, Added, End, Found, Read, Step, SteppingStore, Swap
+from ..errors import StoreMismatch, UsageError
+from ..stores._steps import DONE, Add, Added, End, Found, Step, SteppingStore, Swap
 from ..stores.base import StoreStats
-from .base import LOCK_TIMED_OUT, NO_SUCH_TABLE, Adapter, Result, Values, code_of, gone_or_raised
+from .base import NO_SUCH_TABLE, Adapter, Result, Values, code_of
 
 if TYPE_CHECKING:
-    from ..stores.postgres import PostgresStore
     from ..stores.sqlite import SQLiteStore
 
 GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
-AT_ONCE_MILLISECONDS: Final = 50
-"""How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
-MOST_LOOKS: Final = 100
+
+
+class Explained:
+    """What a driver raises means what it says, and goes through as it is; a missing table is explained."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and (
+            code_of(error) in NO_SUCH_TABLE or "no such table" in str(error)
+        ):
+            raise StoreMismatch(
+                f"This connection sees no table of effectonce's: {error}. Run `effectonce migrate URL` for the "
+                "database that the connection is to; inside your transaction nothing is created."
+            ) from error
 
 
 class TransactionStore(SteppingStore):
@@ -39,6 +47,8 @@ class TransactionStore(SteppingStore):
 
     at_once = False
     """Whether a claim is answered BUSY when another transaction has the key, instead of waiting for its end."""
+
+    errors = Explained()
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -89,22 +99,8 @@ class TransactionStore(SteppingStore):
 
     async def ask(self, sql: str, values: Values = ()) -> Result:
         """Have a statement done on the records' table."""
-        with self.errors():
+        with self.errors:
             return await self.adapter.execute(sql, values)
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """What a driver raises means what it says, and goes through as it is; a missing table is explained."""
-        try:
-            yield
-        except Exception as error:
-            is_missing = code_of(error) in NO_SUCH_TABLE or "no such table" in str(error)
-            if not is_missing:
-                raise
-            raise StoreMismatch(
-                f"This connection sees no table of effectonce's: {error}. Run `effectonce migrate URL` for the "
-                "database that the connection is to; inside your transaction nothing is created."
-            ) from error
 
     # What a transaction has no use for
 
@@ -175,123 +171,7 @@ class InSQLite(TransactionStore):
         return Found(self._rows._from_row(key, rows[0]) if rows else None, now)
 
 
-_EXPECT_KNOWN: WeakSet[Any] = WeakSet()
-"""Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
-
-
-class InPostgres(TransactionStore):
-    """Over a connection to the database that the table is in. Steps of a kind are the rows of one statement."""
-
-    def __init__(self, adapter: Adapter, store: PostgresStore) -> None:
-        super().__init__(adapter)
-        from ..stores import _postgres_steps
-
-        self._store, self._sql, self._steps = store, store._table.sql, _postgres_steps
-
-    async def now(self) -> float:
-        """The server's clock."""
-        return cast("float", (await self.ask(self._sql.one["now"].text)).rows[0][0])
-
-    async def open(self, claim: Claim, name: str) -> Decision:
-        """Claim and mark: in one round trip where the driver can, if the last claim was for a new key too."""
-        if self.at_once or not claim.may_create or not self.adapter.pipelines:
-            return await super().open(claim, name)
-        if self._store in _EXPECT_KNOWN:
-            decision = await super().open(claim, name)
-            if decision.verdict in GRANTED:
-                _EXPECT_KNOWN.discard(self._store)
-            return decision
-        add, values = self._sql.one["add"], self._steps.add_values(claim)
-        with self.errors():
-            added, _ = await self._together((add, values), (f"SAVEPOINT {name}", ()))
-        decision = await self._decided(claim, self._steps._added_or_found(claim.key, added.rows[0]))
-        if decision.verdict not in GRANTED:
-            _EXPECT_KNOWN.add(self._store)
-            await self.adapter.release(name)
-        return decision
-
-    async def _decided(self, claim: Claim, reply: Any) -> Decision:
-        """The answer to a claim by the reply to its first step; rarely there is more to say."""
-        if type(reply) is Added:
-            return decide_claim(None, claim, reply.now, reply.fence - 1)
-        if type(reply) is Found:
-            decision = decide_claim(reply.record, claim, reply.now, 0)
-            if decision.record is reply.record:
-                return decision
-        return await self.claim(claim)
-
-    async def close_with(self, completion: Completion, name: str | None) -> Ending:
-        """Forget the mark and end the claim, likewise."""
-        if name is None or not self.adapter.pipelines:
-            return await super().close_with(completion, name)
-        end, values = self._sql.one["end"], self._steps.end_values(completion)
-        with gone_or_raised():
-            _, ended = await self._together((f"RELEASE SAVEPOINT {name}", ()), (end, values))
-        return Ending.DONE if ended.rows else await self.complete(completion)
-
-    async def _together(self, *calls: tuple[Any, Values]) -> list[Result]:
-        """Have a statement and a command done in one round trip."""
-        if self.adapter.may_talk():
-            return await self.adapter.talk(calls)
-        return await self.adapter.execute_all(
-            [
-                (call, ()) if isinstance(call, str) else (call.text, _sendable(values))
-                for call, values in calls
-            ]
-        )
-
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
-        """Have steps done. Who has waited in vain, because another transaction was first, has to look again."""
-        again, look, grouped = self._steps.AGAIN, self._steps.LOOK, self._steps.grouped
-        steps, replies = list(steps), [again] * len(steps)
-        looks = iter(range(MOST_LOOKS))
-        while places := [place for place, reply in enumerate(replies) if reply is again or reply is look]:
-            if next(looks, None) is None:
-                raise StoreUnavailable("Other transactions were always first. Run this one again.")
-            for place in places:
-                if replies[place] is look:
-                    steps[place] = Read(steps[place].key)
-            for group in grouped(steps, places):
-                with self.errors():
-                    (done,) = await self._together(group.call(self._sql, steps))
-                group.settle(done.rows, steps, replies)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
-
-    async def _claim_at_once(self, claim: Claim) -> Decision:
-        """A time-out for locks, for this claim alone, in a savepoint: it must not cost the transaction."""
-        adapter, name = self.adapter, self.adapter.new_name()
-        await adapter.savepoint(name)
-        limit = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true)"
-        ((before, _),) = (await adapter.execute(limit, (f"{AT_ONCE_MILLISECONDS}ms",))).rows
-        try:
-            decision = await SteppingStore.claim(self, claim)
-        except Exception as error:
-            if code_of(error) not in LOCK_TIMED_OUT:
-                raise
-            await adapter.roll_back_to(name)
-            return BUSY
-        await adapter.execute(limit, (before,))
-        await adapter.release(name)
-        return decision
-
-
 def _numbered(sql: str) -> str:
     """A statement of the SQLite store with the parameters that adapters know."""
     count = itertools.count(1)
     return re.sub(r"\?(\d*)", lambda found: f"${found[1] or next(count)}", sql)
-
-
-def _sendable(values: Values) -> list[Any]:
-    """Values for any driver. A record's id, which comes first, is a uuid: as text everybody can send it."""
-    first, *rest = values
-    ids = [str(UUID(bytes=each)) for each in first] if isinstance(first, tuple) else str(UUID(bytes=first))
-    return [ids, *(_plain(each) for each in rest)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return int(value) if isinstance(value, State) else value

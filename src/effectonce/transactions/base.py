@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -91,12 +90,12 @@ class Adapter(ABC):
 
     async def release(self, name: str) -> None:
         """Forget the mark; ``SavepointGone`` if somebody has ended the transaction meanwhile."""
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             await self.execute(f"RELEASE SAVEPOINT {name}")
 
     async def roll_back_to(self, name: str) -> None:
         """Undo what came after the mark, and forget it."""
-        with gone_or_raised():
+        with GONE_OR_RAISED:
             await self.execute_all(((f"ROLLBACK TO SAVEPOINT {name}", ()), (f"RELEASE SAVEPOINT {name}", ())))
 
 
@@ -185,15 +184,20 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
-@contextmanager
-def gone_or_raised() -> Iterator[None]:
-    """Tell an error about a savepoint that is gone from every other."""
-    try:
-        yield
-    except Exception as error:
-        if code_of(error) in NO_SUCH_SAVEPOINT or "no such savepoint" in str(error):
+class GoneOrRaised:
+    """Tells an error about a savepoint that is gone from every other."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and (
+            code_of(error) in NO_SUCH_SAVEPOINT or "no such savepoint" in str(error)
+        ):
             raise SavepointGone(str(error)) from error
-        raise
+
+
+GONE_OR_RAISED: Final = GoneOrRaised()
 
 
 def _package(error: BaseException) -> str:

@@ -1,0 +1,159 @@
+"""PostgreSQL's records in the user's transaction: what goes together goes in one round trip where the driver can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+from uuid import UUID
+from weakref import WeakSet
+
+from .._protocol import decide_claim
+from .._records import Claim, Completion, Decision, Ending, State
+from ..errors import StoreUnavailable
+from ..stores._postgres_sql import Statement
+from ..stores._postgres_steps import (
+    AGAIN,
+    LOOK,
+    MICROS,
+    added_or_found,
+    encoded,
+    grouped,
+    values_of,
+)  # fmt: skip
+from ..stores._steps import BUSY, Found, Read, Step, SteppingStore
+from ._stores import GRANTED, TransactionStore
+from .base import GONE_OR_RAISED, LOCK_TIMED_OUT, Adapter, Result, Values, code_of
+
+if TYPE_CHECKING:
+    from ..stores.postgres import PostgresStore
+
+AT_ONCE_MILLISECONDS: Final = 50
+"""How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
+MOST_LOOKS: Final = 100
+
+_EXPECT_KNOWN: WeakSet[Any] = WeakSet()
+"""Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
+
+
+class InPostgres(TransactionStore):
+    """Over a connection to the database that the table is in. Steps of a kind are the rows of one statement."""
+
+    def __init__(self, adapter: Adapter, store: PostgresStore) -> None:
+        super().__init__(adapter)
+        self._store, self._sql = store, store._table.sql
+        self._put: set[str] = set()  # keys whose records are from this transaction: nobody else has seen them
+
+    async def now(self) -> float:
+        """The server's clock."""
+        return cast("float", (await self.ask(self._sql.one["now"].text)).rows[0][0])
+
+    async def open(self, claim: Claim, name: str) -> Decision:
+        """Claim and mark: in one round trip where the driver can, if the last claim was for a new key too."""
+        self._put.discard(claim.key)
+        if self.at_once or not claim.may_create or not self.adapter.pipelines:
+            return await super().open(claim, name)
+        if self._store in _EXPECT_KNOWN:
+            decision = await super().open(claim, name)
+            if decision.verdict in GRANTED:
+                _EXPECT_KNOWN.discard(self._store)
+            return decision
+        with self.errors:
+            done, _ = await self._together(("put", claim), (f"SAVEPOINT {name}", None))
+        if done.rows:
+            self._put.add(claim.key)
+            ((fence,),) = done.rows
+            return decide_claim(None, claim, fence / MICROS, fence - 1)
+        _EXPECT_KNOWN.add(self._store)
+        with self.errors:
+            _, found = await self._together((f"RELEASE SAVEPOINT {name}", None), ("add", claim))
+        decision = await self._decided(claim, added_or_found(claim.key, found.rows[0]))
+        if decision.verdict in GRANTED:
+            await self.adapter.savepoint(name)
+        return decision
+
+    async def _decided(self, claim: Claim, reply: Any) -> Decision:
+        """The answer to a claim by the reply to its first step; rarely there is more to say."""
+        if type(reply) is Found:
+            decision = decide_claim(reply.record, claim, reply.now, 0)
+            if decision.record is reply.record:
+                return decision
+        return await self.claim(claim)
+
+    async def close_with(self, completion: Completion, name: str | None) -> Ending:
+        """Forget the mark and end the claim, likewise."""
+        if name is None or not self.adapter.pipelines:
+            return await super().close_with(completion, name)
+        end = "settle" if completion.key in self._put else "end"
+        self._put.discard(completion.key)
+        with GONE_OR_RAISED:
+            _, ended = await self._together((f"RELEASE SAVEPOINT {name}", None), (end, completion))
+        return Ending.DONE if ended.changed else await self.complete(completion)
+
+    async def _together(self, *calls: tuple[str, Claim | Completion | None]) -> list[Result]:
+        """Have named statements about claims and completions, and commands of SQL, done in one round trip."""
+        one = self._sql.one
+        if not self.adapter.may_talk():
+            return await self.adapter.execute_all(
+                [
+                    (name, ()) if about is None else (one[name].text, _sendable(values_of(about)))
+                    for name, about in calls
+                ]
+            )
+        return await self.adapter.talk(
+            [(name, []) if about is None else (one[name], encoded(about)) for name, about in calls]
+        )
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done. Who has waited in vain, because another transaction was first, has to look again."""
+        steps, replies = list(steps), [AGAIN] * len(steps)
+        looks = iter(range(MOST_LOOKS))
+        while places := [place for place, reply in enumerate(replies) if reply is AGAIN or reply is LOOK]:
+            if next(looks, None) is None:
+                raise StoreUnavailable("Other transactions were always first. Run this one again.")
+            for place in places:
+                if replies[place] is LOOK:
+                    steps[place] = Read(steps[place].key)
+            for group in grouped(steps, places):
+                with self.errors:
+                    done = await self._ask(*group.call(self._sql, steps))
+                group.settle(done.rows, steps, replies)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def _ask(self, statement: Statement, values: Values) -> Result:
+        """Have one statement done."""
+        if self.adapter.may_talk():
+            return (await self.adapter.talk(((statement, statement.encoded(values)),)))[0]
+        return await self.adapter.execute(statement.text, _sendable(values))
+
+    async def _claim_at_once(self, claim: Claim) -> Decision:
+        """A time-out for locks, for this claim alone, in a savepoint: it must not cost the transaction."""
+        adapter, name = self.adapter, self.adapter.new_name()
+        await adapter.savepoint(name)
+        limit = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true)"
+        ((before, _),) = (await adapter.execute(limit, (f"{AT_ONCE_MILLISECONDS}ms",))).rows
+        try:
+            decision = await SteppingStore.claim(self, claim)
+        except Exception as error:
+            if code_of(error) not in LOCK_TIMED_OUT:
+                raise
+            await adapter.roll_back_to(name)
+            return BUSY
+        await adapter.execute(limit, (before,))
+        await adapter.release(name)
+        return decision
+
+
+def _sendable(values: Values) -> list[Any]:
+    """Values for any driver. A record's id, which comes first, is a uuid: as text everybody can send it."""
+    first, *rest = values
+    ids = [str(UUID(bytes=each)) for each in first] if isinstance(first, tuple) else str(UUID(bytes=first))
+    return [ids, *(_plain(each) for each in rest)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, State) else value
