@@ -170,4 +170,6 @@ ROOMS: dict[str, Callable[[str, int, bool], AbstractContextManager[Room]]] = {
     "dynamodb": _dynamodb_table,
     "nats": _broker,
     "rabbitmq": _broker,
+    "kafka": _broker,
+    "sqs": _broker,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import dynamodb, http, mariadb, memory, parts, postgres, redis, relay, sqlite
+from benchmarks.cases import dynamodb, http, mariadb, memory, messaging, parts, postgres, redis, relay, sqlite
 from benchmarks.cases.base import Case, Row
 
 __all__ = ["Case", "Row", "all_cases"]
@@ -20,6 +20,7 @@ def all_cases(growth_keys: int | None) -> tuple[Case, ...]:
         *dynamodb.CASES,
         *http.CASES,
         *relay.CASES,
+        *messaging.CASES,
         *parts.CASES,
         *memory.growth(local_keys),
         *sqlite.growth(local_keys),

@@ -25,6 +25,10 @@ def open_subject(setup: Setup) -> Subject:
         from benchmarks.workers import relaying
 
         return relaying.open_subject(setup, "effectonce")
+    if setup.op.startswith("consume"):
+        from benchmarks.workers import consuming
+
+        return consuming.open_subject(setup, "effectonce")
     if setup.op == "import":
         return ImportTime("effectonce")
     if setup.op == "micro":

@@ -24,6 +24,8 @@ def open_subject(setup: Setup) -> Subject:
     """Open one raw case."""
     if setup.op in ("relay", "publish"):
         return import_module("benchmarks.workers.relaying").open_subject(setup, "raw")  # type: ignore[no-any-return]
+    if setup.op.startswith("consume"):
+        return import_module("benchmarks.workers.consuming").open_subject(setup, "raw")  # type: ignore[no-any-return]
     if setup.url:
         return subject(setup, open_forms(setup))
     if setup.op == "micro":
