@@ -140,6 +140,13 @@ class Sessions:
         """Look at a bounded number of sessions and forget those whose lease is over. Traffic does so by itself."""
         return run(self.receiver.blocking.store.purge(limit))
 
+    def ddl(self) -> str:
+        """The statements that make the tables of an SQL store, for databases where programs may not do so."""
+        tables = getattr(self.receiver.store, "tables", None)
+        if tables is None:
+            raise UsageError(f"{type(self.receiver.store).__name__} has no tables.")
+        return "".join(f"{statement.strip()};\n" for statement in tables.sql.schema)
+
     def close(self, drain: Duration = "5s") -> None:
         """Wait for running requests (at most ``drain``) and stop renewing leases. The receiver's store stays open."""
         self.receiver.close(drain)
