@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.unit.receiving import COLOURS, Colour, Told, by_hand
+from tests.unit.shops import Shop
 
 from effectonce import Receiver
 from effectonce.stores.base import Store
@@ -50,3 +51,17 @@ def receiver(store: Store, clock: ManualClock, told: Told) -> Iterator[Receiver]
     """A receiver for which time moves by hand."""
     with by_hand(Receiver(store, clock=clock, monotonic=clock, hooks=[told])) as receiver:
         yield receiver
+
+
+@pytest.fixture
+def make_shop(tmp_path: Path) -> Iterator[Callable[[bool], Shop]]:
+    """Makes a database for consumers in atomic mode, of either colour."""
+    shops: list[Shop] = []
+
+    def make(awaits: bool) -> Shop:
+        shops.append(Shop(tmp_path, awaits))
+        return shops[0]
+
+    yield make
+    for shop in shops:
+        shop.receiver.close()

@@ -23,7 +23,7 @@ from ..batch import Slot
 from ..errors import ColourMismatch, StoreError, StoreUnavailable, UsageError
 from ..transactions._batch import _Piece
 from ..transactions._retrying import TRIES, may_help, pause
-from ._delivery import DONE, Delivery, Held
+from ._delivery import DONE, DeadLetter, Delivery, Held
 
 if TYPE_CHECKING:
     from .._flow import Colour
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Begin = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+Work = Slot | Outcome[Any] | DeadLetter
+"""What is to be done for a delivery, or what is known of it without: what can't be named, and what can't be read."""
 GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
 
 
@@ -54,20 +56,35 @@ class Atomic:
             )
         self._receiver, self._begin, self._concurrency = receiver, begin, concurrency
 
+    def check(self, handler: Callable[..., Any]) -> None:
+        """Raise unless a handler takes a message and a connection."""
+        try:
+            inspect.signature(handler).bind(None, None)
+        except TypeError:
+            raise UsageError(
+                f"{handler!r} has to take two arguments here: def handler(message, connection). Its effects have to go "
+                "through that connection, or they are not in the transaction."
+            ) from None
+        except ValueError:  # something built in, that does not say
+            return
+
     async def run(
         self,
         colour: Colour,
-        slots: Sequence[Slot | Outcome[Any]],
+        work: Sequence[Work],
         deliveries: Sequence[Delivery],
         handler: Callable[..., Any],
-    ) -> list[Outcome[Any]]:
+    ) -> list[Outcome[Any] | DeadLetter]:
         """Handle a batch; outcomes in order."""
-        outcomes = {index: slot for index, slot in enumerate(slots) if isinstance(slot, Outcome)}
+        work = self.cut(work, deliveries)
+        outcomes: dict[int, Outcome[Any] | DeadLetter] = {}
         members: dict[Hashable, list[int]] = {}
-        for index, delivery in enumerate(deliveries):
-            if index not in outcomes:
+        for index, (each, delivery) in enumerate(zip(work, deliveries, strict=True)):
+            if isinstance(each, Outcome | DeadLetter):
+                outcomes[index] = each
+            else:
                 members.setdefault(self.lane_of(delivery), []).append(index)
-        pieces = [[(slots[index], deliveries[index]) for index in indexes] for indexes in members.values()]
+        pieces = [[(work[index], deliveries[index]) for index in indexes] for indexes in members.values()]
         jobs = [lambda piece=piece: self._guarded(colour, piece, handler) for piece in pieces]
         results, interrupted = await colour.gather(jobs, self._concurrency)
         if interrupted is not None:
@@ -76,7 +93,14 @@ class Atomic:
             if isinstance(result, BaseException):
                 raise result
             outcomes.update(zip(indexes, result or (), strict=True))
-        return [outcomes[index] for index in range(len(slots))]
+        return [outcomes[index] for index in range(len(work))]
+
+    def cut(self, work: Sequence[Work], deliveries: Sequence[Delivery]) -> Sequence[Work]:
+        """What may be done now."""
+        return work
+
+    async def pass_over(self, letters: Sequence[Delivery]) -> None:
+        """What was put aside has its record, or none that could be in the way."""
 
     def lane_of(self, delivery: Delivery) -> Hashable:
         """What shares a transaction with it."""
@@ -228,7 +252,7 @@ class NotBegun(StoreUnavailable):
 
 def is_away(error: BaseException) -> bool:
     """Whether it says nothing of a message: the database is away, or the engine's patience was used up by others."""
-    return isinstance(error, StoreError) or may_help(error)
+    return isinstance(error, StoreUnavailable) or may_help(error)
 
 
 def unanswered(error: BaseException) -> Outcome[Any]:
@@ -242,16 +266,3 @@ def unanswered(error: BaseException) -> Outcome[Any]:
 def held() -> Outcome[Any]:
     """The outcome of a message that has to wait for an earlier one."""
     return Outcome("failed", error=Held("An earlier message of its group comes first."))
-
-
-def check_arguments(handler: Callable[..., Any]) -> None:
-    """Raise unless a handler takes a message and a connection."""
-    try:
-        inspect.signature(handler).bind(None, None)
-    except TypeError:
-        raise UsageError(
-            f"{handler!r} has to take two arguments here: def handler(message, connection). Its effects have to go "
-            "through that connection, or they are not in the transaction."
-        ) from None
-    except ValueError:  # something built in, that does not say
-        return

@@ -6,7 +6,8 @@ An ack comes last, so whatever dies earlier is delivered again, and then the cla
 ``Broker``: coroutines that never suspend when its client blocks. So one body serves both colours.
 
 While a batch is under way, a heartbeat extends the broker's deadline for it, as the keeper renews the leases. A batch
-is handled with claims in the receiver's store, as above, or in the user's own transactions (``_atomic``).
+is handled with claims in the receiver's store, as above, or in the user's own transactions (``_atomic``), there
+perhaps with a cursor in place of records (``_cursor_mode``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .._messages import Message, Outcome
 from .._receiver import Receiver, _check_awaited, _is_plain
 from ..errors import ColourMismatch, UsageError
 from ..policy import Busy, Policy
-from ._atomic import Atomic, Begin, check_arguments
+from ._atomic import Atomic, Begin, Work
+from ._cursor_mode import Cursors
 from ._delivery import (
     EXTEND_SHARE,
     Ack,
@@ -37,9 +39,10 @@ from ._delivery import (
     Verdict,
     Watchdog,
     decide,
+    message_policy,
     to_extend,
 )
-from ._ordered import run_in_groups
+from ._ordered import Claims
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
 
 H = TypeVar("H", bound=Callable[..., Any])
 
-WEEK_SECONDS = 7 * 86_400.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """While the broker is away."""
 STORE_PAUSE = 5.0
@@ -73,6 +75,7 @@ class Options(TypedDict, total=False):
     retry         the first and the longest pause before another delivery
     transaction   atomic mode: called for each transaction, gives a context manager with a connection, which commits
                   when it is left. Handlers take the message and the connection
+    cursor        True: in place of a record per message, one per partition or stream, which the transactions move
     """
 
     policy: Policy | None
@@ -83,6 +86,7 @@ class Options(TypedDict, total=False):
     max_body: int
     retry: tuple[Duration, Duration]
     transaction: Begin | None
+    cursor: bool
 
 
 class Broker(Protocol):
@@ -117,6 +121,28 @@ class Broker(Protocol):
         ...
 
 
+class Handling(Protocol):
+    """How a batch is handled: where it is remembered what was done."""
+
+    def check(self, handler: Callable[..., Any]) -> None:
+        """Raise if a handler can't be called as it will be."""
+        ...
+
+    async def run(
+        self,
+        colour: Colour,
+        work: Sequence[Work],
+        deliveries: Sequence[Delivery],
+        handler: Callable[..., Any],
+    ) -> list[Outcome[Any] | DeadLetter]:
+        """Handle what can be; what became of each delivery, in order."""
+        ...
+
+    async def pass_over(self, letters: Sequence[Delivery]) -> None:
+        """These were put aside."""
+        ...
+
+
 class Consumer:
     """Handles each message once. Adapters give it its ``Broker``."""
 
@@ -125,10 +151,10 @@ class Consumer:
         if unknown:
             raise UsageError(f"{', '.join(sorted(unknown))}: a consumer has no such option.")
         self._broker, self._receiver = broker, receiver
-        begin, policy, mine = options.get("transaction"), options.get("policy"), receiver.policy
+        begin = options.get("transaction")
         # In a transaction the engine is what waits for a duplicate, and others' transactions are short.
         busy: Busy = "reject" if begin is None else "wait"
-        self.policy = mine.but(busy=busy, keep=max(mine.keep, WEEK_SECONDS)) if policy is None else policy
+        self.policy = message_policy(receiver.policy, options.get("policy"), busy)
         self._size = options.get("batch", batch.DEFAULT_SIZE)
         self._concurrency = options.get("concurrency", batch.DEFAULT_CONCURRENCY)
         if not 1 <= self._size <= batch.MAX_SIZE or self._concurrency < 1:
@@ -136,13 +162,28 @@ class Consumer:
         self._intake = Intake(options.get("decode", json.loads), options.get("max_body", 1 << 20))
         first, longest = options.get("retry", ("1s", "5m"))
         self._pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))
-        self._atomic = None if begin is None else Atomic(receiver, begin, self._concurrency)
+        self._handling: Handling = self._chosen_handling(begin, options.get("cursor", False))
         # What a crash has rolled back is new to the store when it comes again, up to a batch at a time.
         self._watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
         self._handler: Callable[..., Any] | None = None
         self._stopping = threading.Event()
         self._under_way: list[tuple[str, Delivery]] = []
         self._held: set[str] = set()
+
+    def _chosen_handling(self, begin: Begin | None, cursor: bool) -> Handling:
+        if begin is None and not cursor:
+            return Claims(self._receiver, self._size, self._concurrency)
+        if begin is None:
+            raise UsageError("A cursor moves in the transaction of the effects: give transaction=, too.")
+        if not cursor:
+            return Atomic(self._receiver, begin, self._concurrency)
+        broker: Any = self._broker
+        if not hasattr(broker, "cursors"):
+            raise UsageError(
+                "cursor=True needs a source that numbers its messages: Kafka, or NATS JetStream."
+            )
+        broker.cursors = Cursors(self._receiver, begin, self._concurrency, broker)
+        return broker.cursors  # type: ignore[no-any-return]
 
     # What people call
 
@@ -210,6 +251,7 @@ class Consumer:
         outcomes = await self._handled(colour, handler, deliveries)
         settled = [self._verdict(delivery, outcome) for delivery, outcome in outcomes]
         await self._broker.settle(settled)
+        await self._handling.pass_over([each for each, verdict in settled if isinstance(verdict, DeadLetter)])
         unanswered = [v.delay for _, v in settled if isinstance(v, Nack) and v.reason == "store_error"]
         if unanswered:
             await self._rest(colour, min(*unanswered, STORE_PAUSE))
@@ -221,35 +263,17 @@ class Consumer:
         """What became of each delivery, in order; the heartbeat looks after them meanwhile."""
         now = self._receiver._clock()
         admitted = [self._intake.admit(delivery, now) for delivery in deliveries]
-        good = [
-            (message, delivery)
-            for message, delivery in zip(admitted, deliveries, strict=True)
-            if isinstance(message, Message)
-        ]
         operation = "" if self._receiver.consumer else self._broker.group
-        messages = [message for message, _ in good]
-        slots = self._receiver._slots(messages, handler, operation, "", None, self.policy)
-        named = iter("" if isinstance(slot, Outcome) else slot[0].key for slot in slots)
-        keys = ["" if isinstance(message, DeadLetter) else next(named) for message in admitted]
+        messages = [message for message in admitted if isinstance(message, Message)]
+        slots = iter(self._receiver._slots(messages, handler, operation, "", None, self.policy))
+        work: list[Work] = [each if isinstance(each, DeadLetter) else next(slots) for each in admitted]
+        keys = ["" if isinstance(each, DeadLetter | Outcome) else each[0].key for each in work]
         self._under_way = list(zip(keys, deliveries, strict=True))
         try:
-            outcomes = iter(await self._outcomes(colour, slots, [each for _, each in good], handler))
+            found = await self._handling.run(colour, work, deliveries, handler)
         finally:
             self._under_way, self._held = [], set()
-        found = [message if isinstance(message, DeadLetter) else next(outcomes) for message in admitted]
         return list(zip(deliveries, found, strict=True))
-
-    async def _outcomes(
-        self,
-        colour: Colour,
-        slots: Sequence[batch.Slot | Outcome[Any]],
-        deliveries: Sequence[Delivery],
-        handler: Callable[..., Any],
-    ) -> list[Outcome[Any]]:
-        if self._atomic is not None:
-            return await self._atomic.run(colour, slots, deliveries, handler)
-        groups, size, limit = [each.group for each in deliveries], self._size, self._concurrency
-        return await run_in_groups(self._receiver.flow, colour, slots, groups, handler, size, limit)
 
     def _verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> tuple[Delivery, Verdict]:
         events = self._receiver.events
@@ -342,8 +366,7 @@ class Consumer:
                 f"{chosen!r} is a coroutine function or a generator: calling it runs nothing here. Give a plain "
                 "function, or use the client's asyncio form."
             )
-        if self._atomic is not None:
-            check_arguments(chosen)
+        self._handling.check(chosen)
         return chosen
 
 

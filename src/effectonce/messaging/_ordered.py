@@ -9,14 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._attempt import Attempt
 from .._flow import Colour, Flow, insist
 from .._messages import Outcome
 from .._records import Completion, State
 from ..batch import Slot, _Piece, _Ran, run_batch
-from ._delivery import DONE, Held
+from ._delivery import DONE, DeadLetter, Delivery, Held
+
+if TYPE_CHECKING:
+    from .._receiver import Receiver
+
+
+class Claims:
+    """Has batches handled with claims in the receiver's store."""
+
+    def __init__(self, receiver: Receiver, size: int, concurrency: int) -> None:
+        self._receiver, self._size, self._concurrency = receiver, size, concurrency
+
+    def check(self, handler: Callable[..., Any]) -> None:
+        """A handler takes a message, which every caller of one knows."""
+
+    async def run(
+        self,
+        colour: Colour,
+        work: Sequence[Slot | Outcome[Any] | DeadLetter],
+        deliveries: Sequence[Delivery],
+        handler: Callable[..., Any],
+    ) -> list[Outcome[Any] | DeadLetter]:
+        """Handle a batch; outcomes in order."""
+        slots = [each for each in work if not isinstance(each, DeadLetter)]
+        groups = [
+            delivery.group
+            for each, delivery in zip(work, deliveries, strict=True)
+            if not isinstance(each, DeadLetter)
+        ]
+        flow, size, limit = self._receiver.flow, self._size, self._concurrency
+        outcomes = iter(await run_in_groups(flow, colour, slots, groups, handler, size, limit))
+        return [each if isinstance(each, DeadLetter) else next(outcomes) for each in work]
+
+    async def pass_over(self, letters: Sequence[Delivery]) -> None:
+        """What was put aside has its record, or never had one."""
 
 
 async def run_in_groups(
