@@ -18,6 +18,7 @@ from tests.servers.proxy import FaultProxy
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
 from effectonce.messaging import rabbitmq as amqp
+from effectonce.messaging._amqp import Unsettled
 from effectonce.testing.clocks import wait_until
 
 CLIENTS = pytest.mark.parametrize("name", ["aio-pika", "pika"])
@@ -158,19 +159,36 @@ def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(name: str,
 
 @CLIENTS
 def test_what_waits_for_its_next_delivery_goes_back_when_the_consumer_ends(name: str, queue: Queue) -> None:
-    """A message whose pause is long is nobody's when its consumer has stopped: the broker has it again."""
-    queue.publish("failing")
+    """A message whose pause is long is nobody's when its consumer has stopped: the broker has it again.
+
+    Those around it are acknowledged, those after it too.
+    """
+    for order in ("before", "failing", "after"):
+        queue.publish(order)
     ran: list[str] = []
 
     def handler(message: Message) -> None:
         ran.append(message.id)
-        raise ValueError("not today")
+        if message.id == "failing":
+            raise ValueError("not today")
 
     with Receiver("memory://") as receiver:
-        consume(name, queue, receiver, handler, lambda: ran, retry=("1h", "1h"))
+        consume(name, queue, receiver, handler, lambda: len(ran) == 3, retry=("1h", "1h"))
         assert queue.size() == 1
-        consume(name, queue, receiver, handler, lambda: len(ran) > 1, retry=("1h", "1h"))
-    assert ran == ["failing"] * 2
+        consume(name, queue, receiver, handler, lambda: len(ran) > 3, retry=("1h", "1h"))
+    assert sorted(ran) == ["after", "before", "failing", "failing"]
+
+
+def test_one_acknowledgement_is_of_all_tags_up_to_the_first_that_waits() -> None:
+    """Whatever is held back or was not looked at stays; what comes after it is acknowledged one by one."""
+    unsettled = Unsettled()
+    for tag in range(1, 9):
+        unsettled.add(tag)
+    assert unsettled.settle([3, 2, 1]) == (3, [])
+    assert unsettled.settle([4, 6, 7]) == (4, [6, 7]), "5 is held, 8 was not looked at"
+    assert unsettled.settle([]) == (0, [])
+    unsettled.drop(5)
+    assert unsettled.settle([8]) == (8, [])
 
 
 @CLIENTS

@@ -18,8 +18,8 @@ from aio_pika.exceptions import (
 )
 
 from ..errors import UsageError
-from ._amqp import Held, delivery_of
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+from ._amqp import Held, Unsettled, delivery_of
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, labels
 
 
 class AioPika:
@@ -36,8 +36,7 @@ class AioPika:
         self._connection, self._queue, self._dead = connection, queue, dead
         self._prefetch, self._wanted = prefetch, wanted
         self._channel: AbstractChannel | None = None
-        self._incoming: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-        self._held = Held()
+        self._arrivals, self._held = _Arrivals(), Held()
 
     async def open(self) -> None:
         await self.close()
@@ -48,13 +47,8 @@ class AioPika:
             queue = await self._channel.get_queue(self._queue)
         except ChannelNotFoundEntity:
             raise UsageError(f"There is no queue {self._queue!r}. Declare it first.") from None
-        incoming, self._held = asyncio.Queue[AbstractIncomingMessage](), Held()
-        self._incoming = incoming
-
-        async def take(message: AbstractIncomingMessage) -> None:
-            incoming.put_nowait(message)
-
-        await queue.consume(take)
+        self._arrivals, self._held = _Arrivals(), Held()
+        await queue.consume(self._arrivals.take)
 
     async def _new_channel(self) -> AbstractChannel:
         try:
@@ -75,15 +69,17 @@ class AioPika:
         now = time.monotonic()
         for message in self._held.due(now):
             await message.nack(requeue=True)
+            self._arrivals.unsettled.drop(_tag(message))
+        incoming = self._arrivals.queue
         try:
             async with asyncio.timeout(self._held.wait(now)):
-                messages = [await self._incoming.get()]
+                messages = [await incoming.get()]
         except TimeoutError:
             if self._channel is None or self._channel.is_closed:
                 raise ConnectionError("the channel is closed") from None
             return ()
-        while len(messages) < most and not self._incoming.empty():
-            messages.append(self._incoming.get_nowait())
+        while len(messages) < most and not incoming.empty():
+            messages.append(incoming.get_nowait())
         return [self._delivery(message) for message in messages]
 
     def _delivery(self, message: AbstractIncomingMessage) -> Delivery:
@@ -101,14 +97,17 @@ class AioPika:
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         now = time.monotonic()
         for delivery, verdict in settled:
-            match verdict:
-                case Ack():
-                    await delivery.handle.ack()
-                case Nack(delay=delay):
-                    self._held.hold(now + delay, delivery.handle)
-                case DeadLetter():
-                    await self._put_aside(delivery, verdict)
-                    await delivery.handle.ack()
+            if isinstance(verdict, Nack):
+                self._held.hold(now + verdict.delay, delivery.handle)
+            elif isinstance(verdict, DeadLetter):
+                await self._put_aside(delivery, verdict)
+        handles = [delivery.handle for delivery, verdict in settled if not isinstance(verdict, Nack)]
+        done = {_tag(message): message for message in handles}
+        together, others = self._arrivals.unsettled.settle(done)
+        if together:
+            await done[together].ack(multiple=True)
+        for tag in others:
+            await done[tag].ack()
 
     async def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
         assert self._channel is not None
@@ -133,3 +132,25 @@ class AioPika:
         if channel is not None and not channel.is_closed:
             with suppress(RuntimeError, *self.away):  # a connection that broke has closed it
                 await channel.close()
+
+
+class _Arrivals:
+    """What has come and is not settled. A robust connection that was made anew goes on calling, with new tags."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        self.unsettled = Unsettled()
+        self._channel: object = None
+
+    async def take(self, message: AbstractIncomingMessage) -> None:
+        with suppress(ChannelInvalidStateError):  # already gone again: the broker has it
+            if message.channel is not self._channel:
+                self._channel, self.unsettled = message.channel, Unsettled()
+            self.unsettled.add(_tag(message))
+            self.queue.put_nowait(message)
+
+
+def _tag(message: AbstractIncomingMessage) -> int:
+    """Its tag, which is one of its own channel: an error if that is closed, since others begin at one again."""
+    assert not message.channel.is_closed  # asking for it raises
+    return message.delivery_tag or 0

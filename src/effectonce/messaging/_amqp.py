@@ -8,9 +8,10 @@ all fail comes to rest, rather than carrying the queue in circles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any, Final
 
 from ._delivery import Delivery, candidates
@@ -38,6 +39,33 @@ def delivery_of(
     counted = found.get("x-delivery-count")
     times = counted + 1 if isinstance(counted, int) else 1 + redelivered
     return Delivery(handle, queue, ids, body, len(body), timestamp, times)
+
+
+class Unsettled:
+    """The tags of a channel's deliveries that are not settled, by which many can be acknowledged at once.
+
+    An acknowledgement of *multiple* is of every tag up to one. So it stops before the first that has to wait: held
+    back, or not even looked at.
+    """
+
+    def __init__(self) -> None:
+        self._tags: set[int] = set()
+
+    def add(self, tag: int) -> None:
+        """It was delivered."""
+        self._tags.add(tag)
+
+    def drop(self, tag: int) -> None:
+        """It went back to its queue."""
+        self._tags.discard(tag)
+
+    def settle(self, tags: Iterable[int]) -> tuple[int, list[int]]:
+        """These are done: the tag up to which to acknowledge (0: none), and those to acknowledge one by one."""
+        done = sorted(tags)
+        self._tags.difference_update(done)
+        first = min(self._tags, default=inf)
+        together = [tag for tag in done if tag < first]
+        return (together[-1] if together else 0), done[len(together) :]
 
 
 class Held:

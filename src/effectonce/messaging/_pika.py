@@ -13,8 +13,8 @@ from pika.connection import Parameters  # type: ignore[import-untyped]
 from pika.exceptions import AMQPError, ChannelClosedByBroker  # type: ignore[import-untyped]
 
 from ..errors import UsageError
-from ._amqp import Held, delivery_of
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+from ._amqp import Held, Unsettled, delivery_of
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, labels
 
 NOT_FOUND, PRECONDITION_FAILED = 404, 406
 DEFAULT_HEARTBEAT = 60.0
@@ -52,7 +52,7 @@ class Pika:
         self._connection: Any = None
         self._channel: Any = None
         self._incoming: deque[Incoming] = deque()
-        self._held = Held()
+        self._held, self._unsettled = Held(), Unsettled()
         self._lock = threading.Lock()
 
     async def open(self) -> None:
@@ -63,8 +63,8 @@ class Pika:
             channel = self._channel = self._connection.channel()
             channel.confirm_delivery()
             channel.basic_qos(prefetch_count=self._prefetch)
-            incoming, self._held = deque[Incoming](), Held()
-            self._incoming = incoming
+            incoming, unsettled = deque[Incoming](), Unsettled()
+            self._incoming, self._held, self._unsettled = incoming, Held(), unsettled
             try:
                 channel.queue_declare(self._queue, passive=True)
             except ChannelClosedByBroker as error:
@@ -73,7 +73,12 @@ class Pika:
                 raise UsageError(f"There is no queue {self._queue!r}. Declare it first.") from None
             # A queue that is deleted takes its consumers along, and pika says so in silence.
             channel.add_on_cancel_callback(lambda _: channel.close())
-            channel.basic_consume(self._queue, lambda _, *message: incoming.append(Incoming(*message)))
+
+            def take(_: Any, *message: Any) -> None:
+                incoming.append(Incoming(*message))
+                unsettled.add(incoming[-1].method.delivery_tag)
+
+            channel.basic_consume(self._queue, take)
 
     def _make_dead_queue(self) -> None:
         """On a channel of its own: one that finds a queue with other arguments is closed by the broker."""
@@ -91,6 +96,7 @@ class Pika:
         with self._lock:
             for message in self._held.due(now):
                 self._channel.basic_nack(message.method.delivery_tag, requeue=True)
+                self._unsettled.drop(message.method.delivery_tag)
             if not self._incoming:
                 self._connection.process_data_events(time_limit=self._held.wait(now))
             waiting = -1
@@ -117,6 +123,7 @@ class Pika:
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         now = time.monotonic()
+        done: list[int] = []
         with self._lock:
             for delivery, verdict in settled:
                 if isinstance(verdict, Nack):
@@ -124,8 +131,12 @@ class Pika:
                     continue
                 if isinstance(verdict, DeadLetter):
                     self._put_aside(delivery, verdict)
-                assert isinstance(verdict, Ack | DeadLetter)
-                self._channel.basic_ack(delivery.handle.method.delivery_tag)
+                done.append(delivery.handle.method.delivery_tag)
+            together, others = self._unsettled.settle(done)
+            if together:
+                self._channel.basic_ack(together, multiple=True)
+            for tag in others:
+                self._channel.basic_ack(tag)
             self._connection.process_data_events(time_limit=0)  # so that they are sent
 
     def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
