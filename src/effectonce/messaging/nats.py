@@ -17,12 +17,13 @@ subject, one is made for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..errors import MissingExtra, UsageError
+from ..errors import MissingExtra, StoreUnavailable, UsageError
 from . import _consumer
 from ._consumer import Options
+from ._cursor import check_end
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
 
 try:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
     from .._receiver import Receiver
+    from ._cursor_mode import Cursors
 
 MSG_ID = "Nats-Msg-Id"
 WAIT_SECONDS = 1.0
@@ -79,11 +81,14 @@ class _Stream:
     away: tuple[type[Exception], ...] = (Error, OSError)
     deadline: float | None = DEFAULT_ACK_WAIT
     id: Any = None
+    in_order = False
+    cursors: Cursors | None = None
 
     def __init__(self, context: JetStreamContext, stream: str, durable: str, subject: str, dead: str) -> None:
         self._context, self._name, self.group = context, stream, durable
         self._subject, self._dead = subject, dead
         self._subscription: JetStreamContext.PullSubscription | None = None
+        self._confirmed: _Confirmed | None = None
 
     async def open(self) -> None:
         config = await self._durable_config()
@@ -97,8 +102,26 @@ class _Stream:
             await self._context.find_stream_name_by_subject(self._dead)
         except NotFoundError:
             await self._context.add_stream(name=f"{self._name}-dead", subjects=[self._dead])
+        await self._check_cursor()
         if self._subscription is None:
             self._subscription = await self._context.pull_subscribe_bind(self.group, stream=self._name)
+            self._confirmed = await _Confirmed.of(self._context._nc)
+
+    async def _check_cursor(self) -> None:
+        """Raise if the cursor is beyond the stream's end: then it is another stream's of the same name."""
+        if self.cursors is None:
+            return
+        try:
+            low = (await self.cursors.take([self._name]))[self._name]
+        except StoreUnavailable as error:
+            raise ConnectionError(str(error)) from error
+        end = (await self._context.stream_info(self._name)).state.last_seq + 1
+        check_end(self._name, low, end)
+
+    async def floor(self, source: str) -> int:
+        """Acknowledgements follow commits: what the server has them for, without a gap, is not delivered again."""
+        info = await self._context.consumer_info(self._name, self.group)
+        return info.ack_floor.stream_seq + 1 if info.ack_floor is not None else 0
 
     async def _durable_config(self) -> ConsumerConfig:
         try:
@@ -123,21 +146,21 @@ class _Stream:
         usual = or_place(f"the header {MSG_ID}", headers.get(MSG_ID), *place)
         ids = candidates(self.id, message, headers.get, usual)
         sent, times = about.timestamp.timestamp(), about.num_delivered
-        return Delivery(message, self._name, ids, message.data, len(message.data), sent, times)
+        size, number = len(message.data), about.sequence.stream
+        return Delivery(message, self._name, ids, message.data, size, sent, times, at=(self._name, number))
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
-        await _all(self._settle(delivery, verdict) for delivery, verdict in settled)
-
-    async def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        message: Msg = delivery.handle
-        match verdict:
-            case Ack():
-                await message.ack_sync(timeout=ACK_SECONDS)
-            case Nack(delay=delay):
-                await message.nak(delay)
-            case DeadLetter():
-                await self._put_aside(delivery, verdict)
-                await message.term()
+        assert self._confirmed is not None
+        for delivery, verdict in settled:
+            match verdict:
+                case Nack(delay=delay):
+                    await delivery.handle.nak(delay)
+                case DeadLetter():
+                    await self._put_aside(delivery, verdict)
+                    await delivery.handle.term()
+        await self._confirmed.acknowledge(
+            [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack)]
+        )
 
     async def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
         message: Msg = delivery.handle
@@ -149,20 +172,67 @@ class _Stream:
         await self._context.publish(self._dead, message.data, headers=headers)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        await _all(delivery.handle.in_progress() for delivery in deliveries)
+        for delivery in deliveries:
+            await delivery.handle.in_progress()
 
     async def close(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.unsubscribe()
+        confirmed, self._confirmed = self._confirmed, None
+        if confirmed is not None:
+            await confirmed.close()
 
 
-async def _all(jobs: Any) -> None:
-    """Bring all to their end, then raise what the first of them met."""
-    pending: list[Coroutine[Any, Any, None]] = list(jobs)
-    for result in await asyncio.gather(*pending, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
+class _Confirmed:
+    """Acknowledges messages together, and waits until the server has confirmed every one of them.
+
+    What ``ack_sync`` does for one with a request of its own: here a batch shares the inbox that answers come to.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection, self._inbox = connection, connection.new_inbox()
+        self._batch = 0
+        self._left, self._done = 0, asyncio.Event()
+        self._refusal = ""
+        self._subscription: Any = None
+
+    @classmethod
+    async def of(cls, connection: Any) -> _Confirmed:
+        """One that is ready."""
+        made = cls(connection)
+        made._subscription = await connection.subscribe(f"{made._inbox}.*", cb=made._hear)
+        return made
+
+    async def acknowledge(self, messages: Sequence[Msg]) -> None:
+        """Acknowledge all of them. A confirmation that does not come is a broker that is away."""
+        if not messages:
+            return
+        self._batch += 1  # so that answers to an earlier batch, which came too late, are not taken for these
+        self._left, self._refusal = len(messages), ""
+        self._done.clear()
+        inbox = self._place()
+        for message in messages:
+            await self._connection.publish(message.reply, message.Ack.Ack, reply=inbox)
+        async with asyncio.timeout(ACK_SECONDS):
+            await self._done.wait()
+        if self._refusal:
+            raise ConnectionError(f"an acknowledgement was not taken: {self._refusal}")
+
+    def _place(self) -> str:
+        return f"{self._inbox}.{self._batch}"
+
+    async def _hear(self, answer: Msg) -> None:
+        if answer.subject != self._place():
+            return
+        self._refusal = self._refusal or (answer.headers or {}).get("Status", "")  # 503: nobody is there
+        self._left -= 1
+        if not self._left:
+            self._done.set()
+
+    async def close(self) -> None:
+        """Nobody answers any more."""
+        await self._subscription.unsubscribe()
 
 
 __all__ = ["Consumer", "Options"]
