@@ -20,7 +20,7 @@ STATES: Final = {int(state): state for state in State}
 CLOCKS: Final = {
     "sqlite": "0.0",  # the store's own, which is the machine's
     "postgresql": "date_part('epoch', clock_timestamp())",
-    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) AS DOUBLE)",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6",
 }
 
 
@@ -28,13 +28,24 @@ class Named:
     """The statements of one pair of tables."""
 
     def __init__(self, dialect: Dialect, sessions: str, requests: str) -> None:
-        lock = "" if dialect == "sqlite" else "FOR UPDATE"
-        places = {"{sessions}": sessions, "{requests}": requests, "{clock}": CLOCKS[dialect], "{lock}": lock}
+        places = {
+            "{sessions}": sessions,
+            "{requests}": requests,
+            "{clock}": CLOCKS[dialect],
+            "{lock}": "" if dialect == "sqlite" else "FOR UPDATE",
+            "{current}": "FOR UPDATE" if dialect == "mysql" else "",
+        }
         named = statements("common.sql", __file__) | statements(f"{dialect}.sql", __file__)
         for place, name in places.items():
             named = {key: text.replace(place, name) for key, text in named.items()}
-        self.schema = [part for part in named.pop("schema").split(";") if part.strip()]
-        self.of = {key: text.rstrip(";") for key, text in named.items()}
+        self.schema = [part for part in _bare(named.pop("schema")).split(";") if part.strip()]
+        self.of = {key: _bare(text) for key, text in named.items()}
+
+
+def _bare(text: str) -> str:
+    """A statement without comments, also those that stand before the next one."""
+    lines = [line for line in text.splitlines() if not line.startswith("--")]
+    return "\n".join(lines).strip().rstrip(";")
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,8 @@
 -- Named statements of sessions in SQL databases. `-- name:` begins each.
 --
 -- {sessions} and {requests} are the tables, {clock} the server's clock in seconds, {lock} what keeps everybody else from a
--- row that is read. A session is one row, and so is a request that is not acknowledged yet.
+-- row that is read. {current} reads a row as it is now, where a transaction would otherwise see it as it was. A session is
+-- one row, and so is a request that is not acknowledged yet.
 
 -- name: session
 SELECT epoch, low, lease, lease_until, {clock} FROM {sessions} WHERE id = $1 {lock};
@@ -11,7 +12,7 @@ SELECT {clock};
 
 -- name: request
 SELECT state, owner, fence, fingerprint, lease_until, attempts, result, once
-FROM {requests} WHERE session = $1 AND number = $2;
+FROM {requests} WHERE session = $1 AND number = $2 {current};
 
 -- name: new_session
 INSERT INTO {sessions} (id, epoch, low, lease, lease_until) VALUES ($1, $2, $3, $4, $5);
