@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ BATCH, SIDE_BY_SIDE = 20, 4
 class Books:
     """The outside world, in a file: an effect per key, refused to an older fence; and every run of a handler."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.folder = path, path.parent
+    def __init__(self, path: Path, most: int = 0) -> None:
+        self._path, self.folder, self.most = path, path.parent, most
         with self._open() as connection:
             connection.executescript(
                 "PRAGMA journal_mode = WAL;"
@@ -80,16 +81,21 @@ class Books:
 
 
 def handled(books: Books, message: Message) -> str:
+    """Write a message's effect. Who is to be killed waits for it when most is done, however late it comes."""
+    if books.most and books.runs() >= books.most:
+        threading.Event().wait()
     return books.apply(message.payload["order"])
 
 
 @contextmanager
-def working(kind: str, folder: Path, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+def working(
+    kind: str, folder: Path, worker: str = "tests.integration.consumers_worker", **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
     """A consumer in a process of its own; ``folder`` has its store and the books."""
     arguments = [
         sys.executable,
         "-m",
-        "tests.integration.consumers_worker",
+        worker,
         kind,
         str(folder),
         json.dumps(settings),
@@ -131,7 +137,7 @@ def storm(
     """
     books = Books(folder / "books.db")
     seconds = 60 + messages / 10
-    with working(kind, folder, **settings) as doomed:
+    with working(kind, folder, most=messages * 3 // 4, **settings) as doomed:
         wait_until(lambda: len(books.effects()) >= messages // 4 or fell(doomed), seconds=seconds)
         doomed.send_signal(signal.SIGKILL)
         doomed.wait()

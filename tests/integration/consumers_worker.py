@@ -150,4 +150,5 @@ def order_of(body: bytes) -> Any:
 if __name__ == "__main__":
     kind, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     with receiver_in(folder) as receiver:
-        globals()[kind](Books(folder / "books.db"), receiver, **settings)
+        books = Books(folder / "books.db", settings.pop("most", 0))
+        globals()[kind](books, receiver, **settings)
