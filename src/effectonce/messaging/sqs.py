@@ -40,6 +40,14 @@ T = TypeVar("T")
 
 AT_ONCE = 10
 """Messages of one request, and attributes of one message: SQS takes no more."""
+ASKED = [
+    "ApproximateReceiveCount",
+    "MessageDeduplicationId",
+    "MessageGroupId",
+    "SentTimestamp",
+    "SequenceNumber",
+]
+"""What SQS is asked to tell of a message: what is needed here, and what an ``id=`` might go by."""
 LONGEST_VISIBILITY = 43_200
 
 log = logging.getLogger("effectonce.messaging")
@@ -108,7 +116,7 @@ class _Queue:
                 MaxNumberOfMessages=wanted,
                 WaitTimeSeconds=0 if found else self._wait,
                 VisibilityTimeout=self._visibility,
-                AttributeNames=["All"],
+                AttributeNames=ASKED,
                 MessageAttributeNames=["All"],
             )
             messages = answer.get("Messages", [])
