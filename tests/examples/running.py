@@ -8,7 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -57,6 +58,17 @@ class Example:
         )
         assert ran.returncode == status, f"{command}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
+
+    @contextmanager
+    def background(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Something that runs beside, without a port, and is killed at the end."""
+        with subprocess.Popen(
+            shlex.split(command), cwd=self.folder, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL
+        ) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
 
     def serve(self, command: str, environment: Mapping[str, str] | None = None) -> ExampleServer:
         """Start a command that serves, in place of a reader who writes ``&`` behind it. It is ready on return."""
