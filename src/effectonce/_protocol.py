@@ -8,6 +8,10 @@ Who decides what
     purge       ``is_expired``
     get         reads and decides nothing
 
+A record without an answer may have a journal: the steps that its attempts have finished. A renewal brings the whole of
+it. It passes from attempt to attempt, by takeover, release and doubt, and it only grows, so that of two the longer one
+is the later one, in whatever order they arrive.
+
 Every command may arrive twice. A repeated claim is known by its owner, a repeated ending by its fence: a fence
 is given out once per key and only grows, also across release, expiry and deletion.
 """
@@ -67,17 +71,17 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
         state is PENDING
     ):  # 5. somebody holds it: me (the reply was lost), or another whose lease lives or is over
         if record.owner == claim.owner:
-            return Decision(CLAIMED, _held(claim, record.fence, record.attempts, now))
+            return Decision(CLAIMED, _held(claim, record.fence, record.attempts, now, record.result))
         if record.lease_until > now:
             return Decision(Verdict.BUSY, record, record.lease_until - now)
         if record.once or claim.once:
-            return Decision(Verdict.IN_DOUBT, _ended(record, IN_DOUBT, None, now + claim.keep))
+            return Decision(Verdict.IN_DOUBT, _ended(record, IN_DOUBT, record.result, now + claim.keep))
     if claim.max_attempts is not None and record.attempts >= claim.max_attempts:  # 6. tried often enough
         return Decision(Verdict.EXHAUSTED, _ended(record, FAILED, None, now + claim.keep))
     verdict = (
         Verdict.TAKEN_OVER if state is PENDING else Verdict.CLAIMED
     )  # 7. crashed or released: next attempt
-    return Decision(verdict, _held(claim, record.fence + 1, record.attempts + 1, now))
+    return Decision(verdict, _held(claim, record.fence + 1, record.attempts + 1, now, record.result))
 
 
 def decide_renewal(record: Record | None, renewal: Renewal, now: float) -> Record | None:
@@ -85,17 +89,20 @@ def decide_renewal(record: Record | None, renewal: Renewal, now: float) -> Recor
     if record is None or record.state is not PENDING or not _holds(record, renewal):
         return None
     until = now + renewal.lease
-    return record._replace(lease_until=until, expires_at=until + renewal.keep)
+    journal = _later(record.result, renewal.progress)
+    return record._replace(lease_until=until, expires_at=until + renewal.keep, result=journal)
 
 
 def decide_ending(record: Record | None, ending: Completion, now: float) -> tuple[Ending, Record | None]:
     """Say whether this attempt may end the record, and what it becomes."""
     if record is None or record.fence != ending.fence:
         return FENCED, record
+    has_answer = ending.state is COMPLETED or ending.state is FAILED
+    result = ending.result if has_answer else _later(record.result, ending.result)
     if record.owner == ending.owner and ENDINGS[ending.state] in MOVES[record.state]:
-        after = _ended(record, ending.state, ending.result, now + ending.keep)
+        after = _ended(record, ending.state, result, now + ending.keep)
         return DONE, after if ending.began else after._replace(attempts=after.attempts - 1)
-    if record.state is ending.state and record.result == ending.result:
+    if record.state is ending.state and record.result == result:
         return REPEATED, record
     return FENCED, record
 
@@ -116,10 +123,17 @@ def _holds(record: Record, command: Renewal) -> bool:
     return record.owner == command.owner and record.fence == command.fence
 
 
-def _held(claim: Claim, fence: int, attempts: int, now: float) -> Record:
+def _later(journal: bytes | None, other: bytes | None) -> bytes | None:
+    """The later of two journals of a key."""
+    return journal if other is None or (journal is not None and len(journal) >= len(other)) else other
+
+
+def _held(claim: Claim, fence: int, attempts: int, now: float, journal: bytes | None = None) -> Record:
     key, owner, fingerprint, lease, keep, once, _, _ = claim
     until = now + lease
-    return make(Record, (key, PENDING, owner, fence, fingerprint, until, attempts, None, until + keep, once))
+    return make(
+        Record, (key, PENDING, owner, fence, fingerprint, until, attempts, journal, until + keep, once)
+    )
 
 
 def _ended(record: Record, state: State, result: bytes | None, expires_at: float) -> Record:

@@ -49,9 +49,15 @@ class Record(NamedTuple):
     lease_until: float
     attempts: int
     result: bytes | None
+    """What a COMPLETED or FAILED record has for an answer. In every other state: the journal of its finished steps."""
     expires_at: float
     once: bool
     """Claimed at most once: when its attempt crashes, the record becomes IN_DOUBT instead of being taken over."""
+
+    @property
+    def progress(self) -> bytes | None:
+        """The journal of the steps that attempts have finished, as long as the record has no answer."""
+        return None if self.state in (State.COMPLETED, State.FAILED) else self.result
 
     @property
     def guarantee(self) -> Guarantee:
@@ -76,13 +82,15 @@ class Claim(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """Ask to hold a claim for another lease."""
+    """Ask to hold a claim for another lease, and to remember which steps it has finished."""
 
     key: str
     owner: bytes
     fence: int
     lease: float
     keep: float
+    progress: bytes | None = None
+    """The whole journal of finished steps; None leaves the one that is there."""
 
 
 class Completion(NamedTuple):
@@ -93,6 +101,7 @@ class Completion(NamedTuple):
     fence: int
     state: State
     result: bytes | None
+    """The answer; of a claim that gets none (ABSENT, IN_DOUBT), its journal, or None for the one that is there."""
     keep: float
     began: bool = True
     """False when a claim is given back before its handler began: that was no attempt."""

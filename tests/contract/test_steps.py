@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from effectonce._protocol import is_expired
-from effectonce._records import NOBODY, Record, State
+from effectonce._records import NOBODY, Completion, Record, State
 from effectonce.errors import StoreUnavailable
 from effectonce.stores import Features, Store, StoreStats
-from effectonce.stores._steps import DONE, Add, Added, End, Found, Hold, Read, Step, SteppingStore, Swap
+from effectonce.stores._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
 from effectonce.testing.clocks import ManualClock
 from effectonce.testing.contract import StoreContract
 
 
 class Steps(SteppingStore):
-    """A server that does the five steps on a dictionary. Its fences come from its clock, as real servers' do."""
+    """A server that does the six steps on a dictionary. Its fences come from its clock, as real servers' do."""
 
     features = Features(durable=False, shared=False)
 
@@ -45,13 +45,21 @@ class Steps(SteppingStore):
                     until + claim.keep, claim.once,
                 )  # fmt: skip
                 return Added(self.fence, now)
-            case End(ended) if record and _held(record, ended.owner, ended.fence):
+            case End(ended) if record and _held(record, ended.owner, ended.fence) and _may_end(record, ended):
                 self.records[ended.key] = record._replace(
                     state=ended.state,
                     owner=NOBODY,
                     lease_until=0.0,
                     result=ended.result,
                     expires_at=now + ended.keep,
+                )
+                return DONE
+            case Save(renewal) if record and _held(record, renewal.owner, renewal.fence):
+                if renewal.progress is None or len(record.result or b"") >= len(renewal.progress):
+                    return Found(record, now)
+                until = now + renewal.lease
+                self.records[renewal.key] = record._replace(
+                    lease_until=until, expires_at=until + renewal.keep, result=renewal.progress
                 )
                 return DONE
             case Hold(renewal) if record and _held(record, renewal.owner, renewal.fence):
@@ -64,7 +72,7 @@ class Steps(SteppingStore):
                 if record == before:
                     self.records[step.key] = after
                 return record == before
-            case Add() | End() | Hold() | Read():
+            case Add() | End() | Hold() | Save() | Read():
                 return Found(record, now)
 
     async def purge(self, limit: int = 256) -> int:
@@ -104,6 +112,11 @@ def _closed() -> NoReturn:
 
 def _held(record: Record, owner: bytes, fence: int) -> bool:
     return (record.state, record.owner, record.fence) == (State.PENDING, owner, fence)
+
+
+def _may_end(record: Record, ended: Completion) -> bool:
+    """A journal is kept until there is an answer."""
+    return record.result is None or ended.state in (State.COMPLETED, State.FAILED)
 
 
 class TestSteps(StoreContract):

@@ -8,7 +8,7 @@ What is usual or empty in a record is missing in its item: every attribute is pa
     l  its lease in seconds, the lease's end by its owner's clock, and a version, which each claim and renewal changes
     t  when it may be forgotten, and DynamoDB delete it; or, of what may not be forgotten, e  what would be t
     m  1 if claimed at most once
-    r  result; or of a large one  n  the number of its parts, and  d  their name
+    r  result, or journal; of a large one  n  the number of its parts, and  d  their name
 """
 
 from __future__ import annotations

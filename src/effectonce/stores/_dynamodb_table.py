@@ -53,6 +53,8 @@ class Change(NamedTuple):
     values: Item
     remove: tuple[str, ...]
     where: Mapping[str, dict[str, Any] | None]
+    longer: str = ""
+    """An attribute whose value has to be missing, or shorter than the one that it is set to."""
 
 
 Write = Put | Change
@@ -416,8 +418,11 @@ MEANINGS: dict[str, Meaning] = {
 
 
 def _update(change: Change) -> dict[str, Any]:
-    key, values, remove, where = change
+    key, values, remove, where, longer = change
     condition, compared = _condition(where)
+    if longer:
+        condition += f" AND (attribute_not_exists({longer}) OR size({longer}) < :size)"
+        compared[":size"] = {"N": str(len(values[longer]["B"]))}
     return {
         "Key": {KEY: {"S": key}},
         "UpdateExpression": _expression(tuple(values), remove),

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from .._protocol import is_expired
-from .._records import Claim, Record
+from .._records import Claim, Record, State
 from ..errors import EffectOnceError, UsageError
 from ._mysql_sql import (
     DEADLOCK,
@@ -33,7 +33,7 @@ from ._mysql_sql import (
     name_of,
     read_record,
 )
-from ._steps import DONE, KEPT, Add, Added, End, Found, Hold, Kept, Read, Step, Swap
+from ._steps import DONE, KEPT, Add, Added, End, Found, Hold, Kept, Read, Save, Step, Swap
 
 MOST_BYTES: Final = 1 << 20
 """Of a packet with more than one step."""
@@ -233,11 +233,11 @@ class _Exchange:
 
     def talk(self) -> Talk[list[Any]]:
         """Have the steps done."""
-        numbers: dict[type[Step], list[int]] = {Add: [], End: [], Hold: [], Swap: [], Read: []}
+        numbers: dict[type[Step], list[int]] = {Add: [], End: [], Hold: [], Save: [], Swap: [], Read: []}
         for number, step in self._in_order():
             numbers[type(step)].append(number)
-        adds, ends, holds, swaps, reads = numbers.values()
-        writing = self._adding(adds) + self._changing(ends) + self._changing(holds)
+        adds, ends, holds, saves, swaps, reads = numbers.values()
+        writing = self._adding(adds) + self._changing(ends) + self._changing(holds) + self._changing(saves)
         for number in swaps:
             writing += self._changing([number])
         forgetting = self._hand.forget(_ignore) if ends else []
@@ -247,7 +247,7 @@ class _Exchange:
         if len(writing) > 1:
             writing = [("BEGIN", _ignore), *writing, ("COMMIT", _ignore)]
         yield from self._told(writing + self._reading(reads) + looking)
-        if refused := [number for number in (*ends, *holds) if self._replies[number] is REFUSED]:
+        if refused := [number for number in (*ends, *holds, *saves) if self._replies[number] is REFUSED]:
             yield from self._told(self._reading(refused))
         return self._replies
 
@@ -349,9 +349,10 @@ def _did(step: Step, record: Record, now: float) -> bool:
         _, _, fence, state, result, keep, _ = step.completion
         made = (fence, state, result, now + keep)
         return (record.fence, record.state, record.result, record.expires_at) == made
-    assert type(step) is Hold
-    _, owner, fence, lease, _ = step.renewal
-    return (record.fence, record.owner, record.lease_until) == (fence, owner, now + lease)
+    assert type(step) is Hold or type(step) is Save
+    _, owner, fence, lease, _, journal = step.renewal
+    renewed = (record.fence, record.owner, record.lease_until) == (fence, owner, now + lease)
+    return renewed and journal in (None, record.result)
 
 
 def _say(packet: Packet) -> Talk[None]:
@@ -383,11 +384,15 @@ def _change(step: Step) -> tuple[str, ...]:
     if type(step) is End:
         key, owner, fence, state, result, keep, _ = step.completion
         held = (_place(key), binary(owner), str(fence))
-        return ("end", str(int(state)), binary(result), double(keep), *held)
-    if type(step) is Hold:
-        key, owner, fence, lease, keep = step.renewal
+        has_answer = state is State.COMPLETED or state is State.FAILED
+        return ("end", str(int(state)), binary(result), double(keep), *held, str(int(has_answer)))
+    if type(step) is Hold or type(step) is Save:
+        key, owner, fence, lease, keep, journal = step.renewal
         held = (_place(key), binary(owner), str(fence))
-        return ("hold", double(lease), double(lease), double(keep), *held)
+        times = (double(lease), double(lease), double(keep))
+        if journal is None:
+            return ("hold", *times, *held)
+        return ("save", *times, binary(journal), *held, str(len(journal)))
     assert type(step) is Swap
     before, after = step
     return (
@@ -423,6 +428,8 @@ def _weight(step: Step) -> int:
     result = b""
     if type(step) is End:
         result = step.completion.result or b""
+    elif type(step) is Save:
+        result = step.renewal.progress or b""
     elif type(step) is Swap:
         result = step.after.result or b""
     return 512 + 2 * len(result)

@@ -10,7 +10,7 @@ from .._protocol import decide_claim
 from .._records import NOBODY, Claim, Completion, Record, State, make
 from ..errors import StoreMismatch
 from ._postgres_sql import ENCODERS, Call, Row, Statements
-from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, Swap
+from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, Swap
 
 PENDING, ONCE, IN_STATE, ATTEMPT = State.PENDING, 8, 15, 32
 """In the column ``state``: what is added for a claim at most once, what masks both, and what an attempt counts."""
@@ -18,6 +18,8 @@ CLAIMED, CLAIMED_ONCE = PENDING + ATTEMPT, PENDING + ONCE + ATTEMPT
 _ENCODED, _ENCODED_ONCE = map(ENCODERS["integer"], (CLAIMED, CLAIMED_ONCE))
 _float, _bigint, _integer = ENCODERS["float8"], ENCODERS["bigint"], ENCODERS["integer"]
 STATES: Final = {int(state) + once: (state, once == ONCE) for state in State for once in (0, ONCE)}
+OWNER_SIZE: Final = 16
+"""Of a pending record's content; what follows is its journal."""
 MICROS: Final = 1_000_000
 """A new record's fence is the server's clock in millionths of a second."""
 
@@ -82,8 +84,13 @@ def encoded(command: Claim | Completion) -> list[bytes | None]:
 
 
 def _hold_values(step: Hold) -> tuple[Any, ...]:
-    key, owner, fence, lease, keep = step.renewal
+    key, owner, fence, lease, keep, _ = step.renewal
     return id_of(key), owner, fence, lease, keep
+
+
+def _save_values(step: Save) -> tuple[Any, ...]:
+    key, owner, fence, lease, keep, journal = step.renewal
+    return id_of(key), owner, fence, lease, keep, journal
 
 
 def _swap_values(step: Swap) -> tuple[Any, ...]:
@@ -95,7 +102,7 @@ def _columns(record: Record) -> tuple[Any, ...]:
     _, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once = record
     return (
         fence, fingerprint or None, state + ONCE * once + ATTEMPT * attempts, expires_at, lease_until or None,
-        (owner or None) if state is PENDING else result,
+        (owner + (result or b"") or None) if state is PENDING else result,
     )  # fmt: skip
 
 
@@ -108,7 +115,9 @@ def record_of(key: str, row: Row) -> Record:
         raise StoreMismatch(
             f"A record is in state {code}, which this effectonce does not know. Use a newer one."
         ) from None
-    owner, result = (content or NOBODY, None) if state is PENDING else (NOBODY, content)
+    owner, result = NOBODY, content
+    if state is PENDING and content is not None:
+        owner, result = content[:OWNER_SIZE], content[OWNER_SIZE:] or None
     fields = (
         key, state, owner, fence, fingerprint or b"", lease_until or 0.0, code // ATTEMPT, result, expires_at, once,
     )  # fmt: skip
@@ -130,6 +139,7 @@ KINDS: dict[type, Kind] = {
     Add: Kind("add", lambda step: add_values(step.claim), added_or_found, AGAIN),
     End: Kind("end", lambda step: end_values(step.completion), lambda key, row: DONE, LOOK),
     Hold: Kind("hold", _hold_values, lambda key, row: DONE, LOOK),
+    Save: Kind("save", _save_values, lambda key, row: DONE, LOOK),
     Swap: Kind("swap", _swap_values, lambda key, row: True, False),
     Read: Kind("read", lambda step: (id_of(step.key),), _found, NOTHING),
 }

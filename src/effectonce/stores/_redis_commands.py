@@ -5,8 +5,8 @@ same moment travel in one ``Bundle``. Each has an answer of its own: the server'
 clock and what is there if it could not, or an error. In a cluster, where a command may name keys of one slot only,
 every step travels alone, by the same scripts.
 
-What a step is about stands for it here (an ``Order``): a Claim for Add, a Completion for End, a Renewal for Hold, a
-Swap for itself, and a key for Read.
+What a step is about stands for it here (an ``Order``): a Claim for Add, a Completion for End, a Renewal for Hold or
+Save, a Swap for itself, and a key for Read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ OWNER: Final = b"$%d\r\n%c%b%b\r\n"
 HOLDER: Final = b"$%d\r\n%b%c%b\r\n"
 ENDING: Final = HOLDER + b"$%d\r\n%b%b\r\n"
 
-SCRIPTS: Final = {"add": (), "end": ("held",), "hold": ("held",), "swap": (), "read": (), "watch": ("held",)}
+SCRIPTS: Final = {
+    "add": (), "end": ("held",), "hold": ("held",), "save": ("held",), "swap": (), "read": (), "watch": ("held",),
+}  # fmt: skip
 """The files in ``lua`` that are scripts, and what stands before each, after what stands before all."""
 
 
@@ -147,7 +149,8 @@ class Commands:
         # Few policies make many claims, so that most shapes are known.
         self._add = lru_cache(maxsize=256)(partial(_adding, names["add"]))
         self._end = lru_cache(maxsize=256)(partial(_ending, names["end"]))
-        self._hold = lru_cache(maxsize=256)(partial(_holding, names["hold"]))
+        self._hold = lru_cache(maxsize=256)(partial(_holding, names["hold"], 1))
+        self._save = lru_cache(maxsize=256)(partial(_holding, names["save"], 2))
         self._swap, self._read = Shape(names["swap"], 3), Shape(names["read"], 0)
         self._watch = Shape(names["watch"], 1)
         self._kinds: dict[type, Callable[[Any], Parts]] = {
@@ -195,8 +198,11 @@ class Commands:
         return shape, ARGUMENT % (len(name), name), argument
 
     def _renewal(self, renewal: Renewal) -> Parts:
-        key, owner, fence, lease, keep = renewal
-        return self._hold(lease, keep), arguments(self.name(key)), _holder(owner, fence)
+        key, owner, fence, lease, keep, journal = renewal
+        name, holder = arguments(self.name(key)), _holder(owner, fence)
+        if journal is None:
+            return self._hold(lease, keep), name, holder
+        return self._save(lease, keep), name, holder + arguments(journal)
 
     def _swapping(self, swap: Swap) -> Parts:
         last = last_of(swap.after)
@@ -266,9 +272,9 @@ def _ending(script: bytes, state: State, has_result: bool, keep: float, is_short
     return Shape(script, 2, _seconds(keep), heads)
 
 
-def _holding(script: bytes, lease: float, keep: float) -> Shape:
+def _holding(script: bytes, each: int, lease: float, keep: float) -> Shape:
     """All renewals of a policy."""
-    return Shape(script, 1, _seconds(lease), _seconds(keep))
+    return Shape(script, each, _seconds(lease), _seconds(keep))
 
 
 def _seconds(seconds: float) -> bytes:

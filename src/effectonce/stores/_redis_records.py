@@ -2,7 +2,7 @@
 
 The first byte of a record tells it from other programs' values and says what follows:
 
-    pending     head, lease_until, expires_at, traits, fence, size of owner, owner, fingerprint
+    pending     head, lease_until, expires_at, traits, fence, size of owner, owner, fingerprint, journal
     in full     head, fence, expires_at, traits, fingerprint, result
     plain       head, fingerprint of sixteen bytes, fence in five, result
     bare        head, fence in five bytes, result
@@ -81,7 +81,7 @@ def packed(record: Record) -> bytes:
     size, has_result = len(fingerprint), result is not None
     if state is PENDING:
         start = PENDING_START.pack(HELD, lease_until, expires_at, once, attempts, size, fence, len(owner))
-        return start + owner + fingerprint
+        return start + owner + fingerprint + (result or b"")
     form = FULL
     if fence in SHORT_FENCES and state is not IN_DOUBT and _is_whole(expires_at):
         form = FORMS.get(TRAITS.pack(once, attempts, size), FULL)
@@ -119,17 +119,18 @@ def _unpacked_pending(key: str, value: bytes) -> Record:
     _, lease_until, expires_at, once, attempts, size, fence, length = PENDING_START.unpack_from(value)
     start = PENDING_START.size
     end = start + length
-    if len(value) != end + size:
+    journal = end + size
+    if len(value) < journal:
         raise IndexError
     fields = (
         key,
         PENDING,
         value[start:end],
         fence,
-        value[end:],
+        value[end:journal],
         lease_until,
         attempts,
-        None,
+        value[journal:] or None,
         expires_at,
         once,
     )

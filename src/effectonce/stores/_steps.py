@@ -1,9 +1,10 @@
 """Stores on servers: every verb is a conversation of small atomic steps, and the protocol decides between them.
 
-A server knows five steps, each of them one command on one record: put a record in place if there is none, end one
-that is held, renew one that is held, swap one that is still as it was read, and read. None of them knows the
-protocol. The usual verb is one step: a new key is added, a duplicate is found by the same command, a held claim is
-ended. Only what is rare needs a second: taking over, reclaiming after a lost reply, settling a doubt.
+A server knows six steps, each of them one command on one record: put a record in place if there is none, end one
+that is held, renew one that is held, without or with a longer journal, swap one that is still as it was read, and read.
+None of them knows the protocol. The usual verb is one step: a new key is added, a duplicate is found by the same
+command, a held claim is ended. Only what is rare needs a second: taking over, reclaiming after a lost reply, giving
+back a claim that has a journal, settling a doubt.
 
 Conversations are generators: they yield a step and get its reply. So any number of them share each round trip, and
 blocking and asyncio stores share every line.
@@ -35,7 +36,10 @@ class Add(NamedTuple):
 
 
 class End(NamedTuple):
-    """End a record if it is PENDING and held by this owner and fence: ``DONE``, or ``Found`` with what is there."""
+    """End a record if it is PENDING and held by this owner and fence: ``DONE``, or ``Found`` with what is there.
+
+    One that has a journal and gets no answer has to keep it, and is ``Found``.
+    """
 
     completion: Completion
 
@@ -47,6 +51,17 @@ class End(NamedTuple):
 
 class Hold(NamedTuple):
     """Renew a record if it is PENDING and held by this owner and fence: ``DONE``, or ``Found`` with what is there."""
+
+    renewal: Renewal
+
+    @property
+    def key(self) -> str:
+        """The record concerned."""
+        return self.renewal.key
+
+
+class Save(NamedTuple):
+    """The same, and write its journal, if the one that is there is shorter."""
 
     renewal: Renewal
 
@@ -74,7 +89,7 @@ class Read(NamedTuple):
     key: str
 
 
-Step = Add | End | Hold | Swap | Read
+Step = Add | End | Hold | Save | Swap | Read
 
 
 class Added(NamedTuple):
@@ -140,7 +155,7 @@ def ending(completion: Completion) -> Conversation[Ending]:
 
 def renewing(renewal: Renewal) -> Conversation[bool]:
     """Extend a lease."""
-    reply = yield Hold(renewal)
+    reply = yield Hold(renewal) if renewal.progress is None else Save(renewal)
     while reply is not DONE:
         record, now = cast("Found", reply)
         renewed = decide_renewal(record, renewal, now)

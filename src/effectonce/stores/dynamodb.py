@@ -36,7 +36,7 @@ from . import _dynamodb_items as items
 from ._crew import Crew, awaited
 from ._dynamodb_items import Glance, Kept, Watches, item_key, number
 from ._dynamodb_table import EXPIRY, KEY, MOST_WRITES, Change, Item, Outcome, Put, Table, Write
-from ._steps import DONE, Add, Added, End, Found, Hold, Read, Step, SteppingStore, Swap
+from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
 from ._urls import shown
 from .base import Features, Store, StoreStats
 
@@ -262,6 +262,8 @@ class DynamoDBStore(_Verbs):
             return self._found(step.key, self._table.read(item_key(step.key)))
         if isinstance(step, Glance):
             return items.has_ended(self._table.read(item_key(step.key), as_now=False), step.fence)
+        if isinstance(step, Save) and len(step.renewal.progress or b"") > LARGEST_PART:
+            return self._do(Read(step.key))  # then the protocol swaps all of it, as it goes into items of its own
         now = self.clock()
         write = self._write_of(step, now)
         return self._reply(step, write, self._table.write(write), now)
@@ -278,15 +280,22 @@ class DynamoDBStore(_Verbs):
                 ended = Record(key, state, NOBODY, fence, b"", 0.0, 1, result, now + keep, False)
                 times = items.times_of(ended, now, self._skew)
                 values = {"s": number(state)} | times | self._result_of(ended, times)
-                removed = tuple(name for name in ("o", "l", EXPIRY, "e") if name not in values)
-                return Change(item_key(key), values, removed, _held_by(owner, fence))
-            case Hold((key, owner, fence, lease, keep)):
+                has_answer = state in (State.COMPLETED, State.FAILED)  # else a journal has to be kept
+                past = ("o", "l", EXPIRY, "e", *(("r", "n", "d") if has_answer else ()))
+                removed = tuple(name for name in past if name not in values)
+                no_journal: dict[str, None] = {} if has_answer else {"r": None, "n": None}
+                return Change(item_key(key), values, removed, {**_held_by(owner, fence), **no_journal})
+            case Hold((key, owner, fence, lease, keep, journal)) | Save((key, owner, fence, lease, keep, journal)):
                 until = now + lease
                 held = Record(key, State.PENDING, owner, fence, b"", until, 1, None, until + keep, False)
                 times = items.times_of(held, now, self._skew)
                 values = items.held_until(until, lease, self._stamp(now)) | times
                 # Claimed at most once it has no t to renew: the condition fails, and the protocol swaps all of it.
-                return Change(item_key(key), values, (), {**_held_by(owner, fence), "m": None})
+                where = {**_held_by(owner, fence), "m": None}
+                if journal is None:
+                    return Change(item_key(key), values, (), where)
+                kept: Item = {"r": {"B": journal}}
+                return Change(item_key(key), values | kept, (), {**where, "n": None}, longer="r")
             case Swap(before, after):
                 seen = cast("Kept", before)
                 times = items.times_of(after, seen.seen_at, self._skew)
@@ -467,6 +476,8 @@ def _is_small(step: Asked) -> bool:
             return len(completion.result or b"") <= LARGEST_SHARED
         case Swap(_, after):
             return len(after.result or b"") <= LARGEST_SHARED
+        case Save():
+            return False
     return True
 
 

@@ -47,7 +47,9 @@ Pen = sqlite3.Connection | sqlite3.Cursor
 Answer = Any
 AGAIN: Answer = object()
 """Stands for the answer of a command whose record was changed by another process between reading and writing."""
-READ, FLOOR, INSERT, REPLACE, END = (SQL[name] for name in ("read", "floor", "insert", "replace", "end"))
+READ, FLOOR, INSERT, REPLACE, END, HOLD = (
+    SQL[name] for name in ("read", "floor", "insert", "replace", "end", "hold")
+)
 
 
 class Purge(NamedTuple):
@@ -364,7 +366,11 @@ class SQLiteStore(_Verbs):
         return decision if _replaced(pen, record, after) else AGAIN
 
     def _perform_renewal(self, pen: Pen, renewal: Renewal, now: float) -> Answer:
-        record = _read(pen, renewal.key)
+        key, owner, fence, lease, keep, progress = renewal
+        until = now + lease
+        if pen.execute(HOLD, (key, owner, fence, until, until + keep, progress)).rowcount:
+            return True
+        record = _read(pen, key)
         renewed = decide_renewal(record, renewal, now)
         if record is None or renewed is None:
             return False

@@ -9,6 +9,12 @@ local function held(key, holder)
   return value
 end
 
+-- Where the journal begins in a record that is held, or would begin: after owner and fingerprint.
+local function journal_of(value, holder)
+  local high, low = byte(value, 23, 24)
+  return 25 + #holder + high * 256 + low
+end
+
 -- The last millisecond of a record that expires after so many. No record is forgotten before the clock has passed its
 -- fence, because the fence of the next one comes from the clock.
 local common

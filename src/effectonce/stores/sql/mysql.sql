@@ -59,22 +59,29 @@ RETURNING {record_added};
 -- name: there
 SELECT {record_added} FROM {table} WHERE `key` IN (%s);
 
+-- The last value is 1 if the record gets an answer. One that gets none has to keep its journal.
 -- name: end
 UPDATE {table} SET state = %s, owner = NULL, lease_until = NULL, result = %s, expires_at = {clock} / 1e6 + %s
-WHERE `key` = %s AND state = 1 AND owner = %s AND fence = %s;
+WHERE `key` = %s AND state = 1 AND owner = %s AND fence = %s AND (%s OR result IS NULL);
 
 -- name: hold
 UPDATE {table} SET lease_until = {clock} / 1e6 + %s, expires_at = {clock} / 1e6 + %s + %s
 WHERE `key` = %s AND state = 1 AND owner = %s AND fence = %s;
 
+-- With a journal, and its size.
+-- name: save
+UPDATE {table} SET lease_until = {clock} / 1e6 + %s, expires_at = {clock} / 1e6 + %s + %s, result = %s
+WHERE `key` = %s AND state = 1 AND owner = %s AND fence = %s AND IFNULL(LENGTH(result), 0) < %s;
+
 -- Many of these. The records are found in the order in which they are asked for.
 -- name: end_many
 UPDATE (
-    SELECT 0 AS next_state, X'' AS next_result, 0e0 AS keep, X'' AS asked, X'' AS holder, 0 AS held UNION ALL %s
+    SELECT 0 AS next_state, X'' AS next_result, 0e0 AS keep, X'' AS asked, X'' AS holder, 0 AS held, 0 AS answers
+    UNION ALL %s
 ) AS ends STRAIGHT_JOIN {table} AS record ON record.`key` = asked
 SET state = next_state, owner = NULL, lease_until = NULL, result = next_result,
     expires_at = LAST_INSERT_ID({clock}) / 1e6 + keep
-WHERE state = 1 AND owner = holder AND fence = held;
+WHERE state = 1 AND owner = holder AND fence = held AND (answers OR result IS NULL);
 
 -- name: hold_many
 UPDATE (
@@ -82,6 +89,14 @@ UPDATE (
 ) AS holds STRAIGHT_JOIN {table} AS record ON record.`key` = asked
 SET lease_until = LAST_INSERT_ID({clock}) / 1e6 + lease, expires_at = {clock} / 1e6 + lease + keep
 WHERE state = 1 AND owner = holder AND fence = held;
+
+-- name: save_many
+UPDATE (
+    SELECT 0e0 AS lease, 0e0 AS same, 0e0 AS keep, X'' AS next_result, X'' AS asked, X'' AS holder, 0 AS held, 0 AS size
+    UNION ALL %s
+) AS saves STRAIGHT_JOIN {table} AS record ON record.`key` = asked
+SET lease_until = LAST_INSERT_ID({clock}) / 1e6 + lease, expires_at = {clock} / 1e6 + lease + keep, result = next_result
+WHERE state = 1 AND owner = holder AND fence = held AND IFNULL(LENGTH(result), 0) < size;
 
 -- name: swap
 UPDATE {table} SET state = %s, owner = %s, fence = %s, fingerprint = %s, lease_until = %s, attempts = %s, result = %s,

@@ -12,7 +12,7 @@
 --
 --   state    0 absent, 1 pending, 2 completed, 3 failed, 4 in doubt; 8 is added if the key was claimed at most once, 16
 --            if somebody watches it, and 32 for every attempt
---   content  the owner of a pending record, the result of every other one
+--   content  the owner of a pending record, in 16 bytes, with its journal after it; the result of every other one
 --
 -- The function puts a record in place unless there is one, and gives its fence: the clock in microseconds, which is also
 -- what its times are counted from. A statement calls it when it has found no record; one that had to be ready to write
@@ -98,13 +98,15 @@ FROM found, clock WHERE fence IS NOT NULL
 UNION ALL
 SELECT fence - micros, NULL, fence, NULL, NULL, NULL, NULL, NULL FROM added, clock;
 
+-- Not of a record that has a journal, if it gets no answer: that has to be kept.
 -- name: end
 -- asked: id uuid, owner bytea, fence bigint, state integer, result bytea, keep float8
 UPDATE {table} AS record
 SET state = (record.state & -8) | asked.state, content = result, lease_until = NULL,
     expires_at = date_part('epoch', clock_timestamp()) + keep
 FROM {asked}
-WHERE record.id = asked.id AND record.state & 7 = 1 AND content = owner AND record.fence = asked.fence
+WHERE record.id = asked.id AND record.state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
+  AND (asked.state IN (2, 3) OR octet_length(content) <= 16)
 RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
 -- name: hold
@@ -113,7 +115,17 @@ UPDATE {table} AS record
 SET lease_until = date_part('epoch', clock_timestamp()) + lease,
     expires_at = date_part('epoch', clock_timestamp()) + lease + keep
 FROM {asked}
-WHERE record.id = asked.id AND state & 7 = 1 AND content = owner AND record.fence = asked.fence
+WHERE record.id = asked.id AND state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
+RETURNING place;
+
+-- name: save
+-- asked: id uuid, owner bytea, fence bigint, lease float8, keep float8, journal bytea
+UPDATE {table} AS record
+SET lease_until = date_part('epoch', clock_timestamp()) + lease,
+    expires_at = date_part('epoch', clock_timestamp()) + lease + keep, content = owner || journal
+FROM {asked}
+WHERE record.id = asked.id AND state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
+  AND octet_length(content) < 16 + octet_length(journal)
 RETURNING place;
 
 -- Fence, state, attempts and both times tell every version of a record from every other. Who watches a pending record

@@ -61,11 +61,19 @@ SET state = ?2, owner = ?3, fence = ?4, fingerprint = ?5, lease_until = ?6, atte
     expires_at = ?9, once = ?10
 WHERE key = ?1 AND fence = ?11 AND state = ?12 AND owner IS ?13 AND lease_until IS ?14;
 
--- The untroubled end of a claim, by its holder. Whatever else a completion meets is read and decided.
+-- The untroubled end of a claim, by its holder. Whatever else a completion meets is read and decided: so is a journal
+-- that has to be kept.
 -- name: end
 UPDATE effectonce_records
 SET state = ?4, owner = NULL, lease_until = NULL, result = ?5, expires_at = ?6
-WHERE key = ?1 AND owner = ?2 AND fence = ?3 AND state = 1;
+WHERE key = ?1 AND owner = ?2 AND fence = ?3 AND state = 1 AND (?4 IN (2, 3) OR result IS NULL);
+
+-- The same for a renewal: with a journal (?6) that is longer than the one that is there, or none.
+-- name: hold
+UPDATE effectonce_records
+SET lease_until = ?4, expires_at = ?5, result = coalesce(?6, result)
+WHERE key = ?1 AND owner = ?2 AND fence = ?3 AND state = 1
+  AND (?6 IS NULL OR result IS NULL OR length(result) < length(?6));
 
 -- name: hand
 SELECT value FROM effectonce_meta WHERE name = 'hand';

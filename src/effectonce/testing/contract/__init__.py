@@ -36,6 +36,7 @@ pytest.register_assert_rewrite(
             "_fences",
             "_lifetime",
             "_operators",
+            "_progress",
             "_retention",
             "_subject",
             "_suite",
@@ -54,6 +55,7 @@ from ._endings import Endings  # noqa: E402
 from ._fences import Fences  # noqa: E402
 from ._lifetime import Lifetime  # noqa: E402
 from ._operators import Operators  # noqa: E402
+from ._progress import Progress  # noqa: E402
 from ._retention import Retention  # noqa: E402
 
 __all__ = ["StoreContract"]
@@ -62,6 +64,7 @@ __all__ = ["StoreContract"]
 class StoreContract(
     ClaimRules,
     Endings,
+    Progress,
     Fences,
     Doubt,
     Retention,

@@ -19,7 +19,9 @@ ENDINGS = [
     (State.FAILED, b""),
     (State.IN_DOUBT, None),
     (State.ABSENT, None),
+    (State.ABSENT, b"one, two, three"),
 ]
+JOURNALS = [None, None, b"one", b"one, two"]
 SEEDS, COMMANDS = 12, 150
 
 
@@ -70,7 +72,7 @@ class Run:
     def step(self) -> None:
         """Send one random command to both and compare."""
         steps: list[Callable[[], None]] = (
-            [self.claim] * 8 + [self.renew] * 2 + [self.end] * 5 + [self.settle, self.purge]
+            [self.claim] * 8 + [self.renew] * 3 + [self.end] * 5 + [self.settle, self.purge]
         )
         if self.moves_time:
             steps += [self.advance] * 4
@@ -100,7 +102,8 @@ class Run:
     def renew(self) -> None:
         """Renew something that was granted once."""
         if ticket := self.pick():
-            mine, yours = (Renewal(r.key, r.owner, r.fence, self.lease, self.keep) for r in ticket)
+            journal = self.random.choice(JOURNALS)
+            mine, yours = (Renewal(r.key, r.owner, r.fence, self.lease, self.keep, journal) for r in ticket)
             self.story.append(mine)
             expected = self.model.renew(mine, self.subject.now())
             assert self.subject.driver.run(self.subject.verbs.renew(yours)) is expected, self.story

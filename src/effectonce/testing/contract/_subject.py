@@ -126,10 +126,16 @@ class Subject:
         return decision.record
 
     def renew(
-        self, held: Record, *, owner: bytes | None = None, fence: int | None = None, lease: float = LONG
+        self,
+        held: Record,
+        progress: bytes | None = None,
+        *,
+        owner: bytes | None = None,
+        fence: int | None = None,
+        lease: float = LONG,
     ) -> bool:
         """Renew a claim as its holder, or as who is named."""
-        command = Renewal(held.key, _or(owner, held.owner), _or(fence, held.fence), lease, LONG)
+        command = Renewal(held.key, _or(owner, held.owner), _or(fence, held.fence), lease, LONG, progress)
         return self.driver.run(self.verbs.renew(command))
 
     def complete(
