@@ -18,6 +18,7 @@ from .errors import (
     LateArrival,
     NotApplied,
     ResultUnavailable,
+    StepMismatch,
     UsageError,
 )
 from .hooks import EventKind
@@ -67,9 +68,9 @@ def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
 def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:
     """The command that a handler's exception asks for, by the policy."""
     policy = call.policy
-    state, result = State.ABSENT, None
-    if isinstance(error, NotApplied):
-        pass  # the handler's own word that nothing happened goes before every list of types
+    state, result = State.ABSENT, None if attempt.journal is None else attempt.journal.unsaved
+    if isinstance(error, NotApplied | StepMismatch):
+        pass  # that nothing happened, by the handler's own word or by ours, goes before every list of types
     elif isinstance(error, policy.in_doubt):
         state = State.IN_DOUBT
     elif isinstance(error, policy.remember):

@@ -97,6 +97,7 @@ class Watch:
         self, attempt: Attempt, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None
     ) -> None:
         self._attempt, self._loop, self._task, self._cancelled_here = attempt, loop, task, False
+        attempt.line = task
         attempt.when_lost(self._lose)
 
     def meaning(self, error: BaseException) -> BaseException:

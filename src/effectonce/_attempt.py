@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from . import keys
+from ._blocking import run
 from .errors import LeaseLost, UsageError
 
 if TYPE_CHECKING:
+    from ._flow import Flow
     from ._records import Claim, Completion, Guarantee
+    from .policy import Policy
+    from .steps import Journal, Step
 
+R = TypeVar("R")
+
+STEP_OPERATION = "step"
+"""The operation in the key of a step that is recorded in a transaction of the user's."""
 RENEW_SHARE = 3.0
 """A lease is renewed after a third of it, so that two renewals may fail before it ends."""
 
@@ -23,6 +33,9 @@ class Attempt:
     counts attempts at this key.
     """
 
+    flow: Flow
+    policy: Policy
+
     # Most attempts end untroubled: what trouble would set is a default of the class, and costs them nothing.
     ending = False
     ended = False
@@ -30,6 +43,8 @@ class Attempt:
     cancelled: BaseException | None = None
     recorded: Completion | None = None
     unrecorded: Completion | None = None
+    progress: bytes | None = None
+    journal: Journal | None = None
     _lost = False
     _renew_at: float | None = None
     _on_end: list[Callable[[], object]] | None = None
@@ -43,6 +58,8 @@ class Attempt:
         self.number = number
         self.started = self._held_since = started
         self._monotonic = monotonic
+        self.line: object = get_ident()
+        """The thread, or the task, that its handler runs in."""
 
     @property
     def key(self) -> str:
@@ -65,8 +82,84 @@ class Attempt:
             raise LeaseLost("The lease of this attempt is over; another may have taken over.", key=self.key)
 
     def key_for(self, name: str) -> str:
-        """A key for a call downstream, the same on every attempt: the sink can dedupe on it."""
-        return keys.derived(self.key, name)
+        """A key for a call downstream, the same on every attempt: the sink can dedupe on it. Each step has its own."""
+        step = STEP.get(None)
+        return keys.derived(self.key if step is None or step.attempt is not self else step.key, name)
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        on: Any = None,
+        version: int = 1,
+        **kwargs: Any,
+    ) -> R:
+        """Run a part of the handler that is finished for good when this returns: no later attempt runs it again.
+
+        name      what its result is remembered under; each step of a handler has its own
+        on        a connection whose transaction the function writes in: the step is then recorded there, and
+                  committed with what it wrote
+        version   raise it for a step that has come to stand at another point of the handler
+        """
+        from .steps import Step, hint_of
+
+        step, home = Step(self, name, hint=hint_of(function), version=version), self.flow.home
+        if on is None:
+            return cast("R", run(step.call(home.blocking, function, args, kwargs)))
+        receiver = home.on(on)
+        return cast("R", run(step.call_on(receiver, receiver.blocking, function, args, kwargs)))
+
+    @overload
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        on: Any = None,
+        version: int = 1,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        on: Any = None,
+        version: int = 1,
+        **kwargs: Any,
+    ) -> R: ...
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        on: Any = None,
+        version: int = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """``step`` for handlers on an event loop; the function may be a coroutine function, or a plain one."""
+        from .steps import Step, hint_of
+
+        step, home = Step(self, name, hint=hint_of(function), version=version), self.flow.home
+        if on is None:
+            return await step.call(home.asyncio, function, args, kwargs)
+        receiver = home.on(on)
+        return await step.call_on(receiver, receiver.asyncio, function, args, kwargs)
+
+    def stepping(self, name: str, *, hint: Any = Any, version: int = 1) -> Step:
+        """A step as a block: ``with attempt.stepping("reserve") as step``, or ``async with``.
+
+        ``hint`` is the type of its result, where that is none of plain data.
+        """
+        from .steps import Step
+
+        return Step(self, name, hint=hint, version=version)
 
     # What follows is for the flow and the keeper.
 
@@ -81,13 +174,18 @@ class Attempt:
         return self._held_since + self.claim.lease / RENEW_SHARE if self._renew_at is None else self._renew_at
 
     def hold(self, asked_at: float) -> None:
-        """The lease was renewed."""
-        self._held_since = asked_at
+        """The lease was renewed: by the keeper, or by a step, and perhaps by both at a time."""
+        self._held_since = max(self._held_since, asked_at)
         self._renew_at = None
 
     def postpone(self, until: float) -> None:
         """The store did not answer; try again then."""
         self._renew_at = until
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether this is not where the handler runs, but a task or a thread that it has started."""
+        return self.line not in (get_ident(), here())
 
     def lose(self) -> None:
         """Tell the handler that its lease is gone."""
@@ -125,6 +223,14 @@ class Unprotected(Attempt):
 
 
 CURRENT: ContextVar[Attempt] = ContextVar("effectonce_attempt")
+STEP: ContextVar[Step] = ContextVar("effectonce_step")
+
+
+def here() -> object:
+    """The task that runs here, or else the thread."""
+    asyncio: Any = sys.modules.get("asyncio")
+    loop = asyncio and asyncio._get_running_loop()
+    return (loop and asyncio.current_task(loop)) or get_ident()
 
 
 def current() -> Attempt:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from types import CoroutineType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import _answers as answers
 from ._answers import Call
@@ -25,6 +25,9 @@ from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable
 from .hooks import ASIDE, EventKind, Events
 from .policy import Resolution
 from .stores.base import Store
+
+if TYPE_CHECKING:
+    from ._receiver import Receiver
 
 T = TypeVar("T")
 
@@ -60,6 +63,9 @@ class Colour(Protocol):
 class Flow:
     """Claims a key, runs the handler, records how it ended."""
 
+    home: Receiver
+    """Whose flow this is: it knows the colours, and other people's connections."""
+
     def __init__(self, keeper: Keeper, events: Events, monotonic: Callable[[], float]) -> None:
         self.keeper = keeper
         self.events = events
@@ -93,7 +99,7 @@ class Flow:
             if verdict is REPLAY and record is not None:
                 return self.replay(call, record, left)
             if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
-                attempt = self.begin(claim, CLAIMED, record, started)
+                attempt = self.begin(call, CLAIMED, record, started)
             else:
                 opened = await self.open(colour, call, answer, started)
                 if not isinstance(opened, Attempt):
@@ -178,14 +184,18 @@ class Flow:
         """Turn a store's answer into an attempt, or into the outcome that it stands for."""
         verdict, record, _ = decision
         if verdict in GRANTED and record is not None:
-            return self.begin(call.claim, verdict, record, started)
+            return self.begin(call, verdict, record, started)
         if verdict is REPLAY and record is not None:
             return self.replay(call, record, decision.retry_after)
         return self.refuse(call, decision)
 
-    def begin(self, claim: Claim, verdict: Verdict, record: Record, started: float) -> Attempt:
+    def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt:
         """A claim was granted: from here on its lease is kept."""
+        claim = call.claim
         attempt = Attempt(claim, record.fence, record.attempts, started, self.monotonic)
+        attempt.flow, attempt.policy = self, call.policy
+        if record.result is not None:
+            attempt.progress = record.result
         keeper = self.keeper
         keeper.live[claim.owner] = attempt
         if started + claim.lease / RENEW_SHARE < keeper.wake_at:
@@ -412,7 +422,9 @@ class Flow:
             return self.refuse(call, Decision(MISMATCH, known))
         if call.policy.fallback != "open":
             return self.store_error(call, error)
-        return Unprotected(call.claim, 0, 0, started, self.monotonic)
+        attempt = Unprotected(call.claim, 0, 0, started, self.monotonic)
+        attempt.flow, attempt.policy = self, call.policy
+        return attempt
 
     def unrecorded(self, attempt: Attempt, value: Any, error: BaseException | None = None) -> Outcome[Any]:
         """The outcome of an attempt that ran without a store: said out loud, and counted."""
@@ -435,6 +447,10 @@ class Flow:
         """Tell of a key what is not the outcome of a delivery."""
         self.events.note(ASIDE, self.monotonic())
         self.tell(kind, record.key, record.fence, record.attempts, record.guarantee, detail)
+
+    def tell_step(self, attempt: Attempt, detail: str) -> None:
+        """Tell of a step that an attempt has finished, or was given from its journal."""
+        self.tell("step", attempt.key, attempt.fence, attempt.number, attempt.guarantee, detail)
 
     def tell(
         self,

@@ -108,7 +108,7 @@ class Keeper:
             ):  # perhaps denied because its own ending was first; that one's answer will tell
                 self.forget(attempt)
             else:
-                self._lose(attempt, "another attempt took over")
+                self.lose(attempt, "another attempt took over")
 
     async def _record(self, store: Store, attempt: Attempt, now: float) -> None:
         assert attempt.unrecorded is not None
@@ -118,7 +118,7 @@ class Keeper:
             self._postpone(attempt, now, f"its ending could not be written: {error}")
             return
         if ending is Ending.FENCED:
-            self._lose(attempt, "its ending came too late")
+            self.lose(attempt, "its ending came too late")
         else:
             self.forget(attempt)
             self._tell(ENDED[attempt.unrecorded.state], attempt, "recorded late")
@@ -128,11 +128,12 @@ class Keeper:
         pause = claim.lease / RETRY_SHARE
         patience = 0.0 if attempt.unrecorded is None else claim.keep  # the ending stays true after the lease
         if now + pause >= attempt.deadline + patience:
-            self._lose(attempt, why)
+            self.lose(attempt, why)
         else:
             attempt.postpone(now + pause)
 
-    def _lose(self, attempt: Attempt, why: str) -> None:
+    def lose(self, attempt: Attempt, why: str) -> None:
+        """The claim is no longer held: tell everybody."""
         self.forget(attempt)
         self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
         attempt.lose()

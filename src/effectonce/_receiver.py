@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, codec, keys
 from ._answers import Call, call_of
-from ._attempt import CURRENT, Attempt
+from ._attempt import CURRENT, STEP_OPERATION, Attempt
 from ._blocking import Blocking, run
 from ._durations import Duration, seconds
 from ._flow import Colour, Flow
@@ -40,7 +40,7 @@ R = TypeVar("R")
 DEFAULT_STORE = "sqlite:///effects.db"
 DEFAULT_BREAKER = Breaker()
 CLAIM_OPERATION, MESSAGE_OPERATION = "claim", "message"
-"""Blocks and messages have names of their own in a key; no function may have the same."""
+"""Blocks and messages have names of their own in a key, and so have steps; no function may have the same."""
 
 
 class Receiver:
@@ -85,6 +85,7 @@ class Receiver:
         self.blocking = Blocking(self._guarded())
         self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
         self.flow = Flow(self._keeper, self.events, monotonic)
+        self.flow.home = self
         self._prefix = _named(scope, "", consumer, "", "")
         self._operations: dict[str, tuple[Any, ...]] = {}
         codec.prepare()
@@ -572,11 +573,11 @@ def _refuse(handler: Any, instead: str) -> None:
 
 
 def _own_name(operation: str) -> str:
-    if operation in (CLAIM_OPERATION, MESSAGE_OPERATION) or str(operation).startswith(
+    if operation in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or str(operation).startswith(
         f"{MESSAGE_OPERATION}:"
     ):
         raise UsageError(
-            f"operation={operation!r} is the name of blocks or of messages. Give the function its own."
+            f"operation={operation!r} is the name of blocks, of messages or of steps. Give the function its own."
         )
     return operation
 

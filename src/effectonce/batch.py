@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
+from threading import get_ident
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -164,6 +165,7 @@ class _Piece:
 
     async def _invoke(self, attempt: Attempt, args: tuple[Any, ...]) -> Any:
         token = CURRENT.set(attempt)
+        attempt.line = get_ident()
         try:
             value = self.handler(*args)
             if type(value) is CoroutineType or (self.colour.awaits and inspect.isawaitable(value)):

@@ -8,7 +8,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ._attempt import CURRENT, Attempt
+from ._attempt import CURRENT, Attempt, here
 from ._blocking import run
 from .errors import ColourMismatch, UsageError
 
@@ -100,6 +100,7 @@ class Claiming:
         opened = await self._receiver.flow.open(colour, self._call)
         if isinstance(opened, Attempt):
             self._attempt = opened
+            opened.line = here()
             self._token = CURRENT.set(opened)
         else:
             self._outcome = opened.unwrap()

@@ -34,6 +34,7 @@ EventKind = Literal[
     "purged",
     "dead_letter",
     "unstable_id",
+    "step",
 ]
 
 

@@ -324,7 +324,7 @@ def key_per_attempt() -> AbstractContextManager[Any]:
 
 def silent_keeper() -> AbstractContextManager[Any]:
     """The keeper stops renewing a lost lease and tells nobody."""
-    return patch.object(Keeper, "_lose", lambda self, attempt, why: self.forget(attempt))
+    return patch.object(Keeper, "lose", lambda self, attempt, why: self.forget(attempt))
 
 
 def renewal_counted_from_the_reply() -> AbstractContextManager[Any]:

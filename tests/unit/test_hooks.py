@@ -11,7 +11,7 @@ import pytest
 from tests.integration.sqlite_helpers import Caller
 from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, crash, must_not_run, running
 
-from effectonce import Message, Policy, Receiver, StoreUnavailable
+from effectonce import Message, Policy, Receiver, StoreUnavailable, current
 from effectonce import hooks as hooks_module
 from effectonce.hooks import Event, EventKind, Figures, log_events
 from effectonce.policy import Resolution
@@ -155,6 +155,7 @@ STORIES: list[tuple[list[str], Callable[[Stage], Any]]] = [
     (["store_error"], go_away),
     (["unprotected"], run_unprotected),
     (["purged"], purge),
+    (["claimed", "step", "completed"], lambda stage: stage.process(lambda _: current().step("one", dict))),
 ]
 
 
@@ -320,7 +321,18 @@ def test_what_needs_a_person_is_a_warning(caplog: pytest.LogCaptureFixture) -> N
     for kind in get_args(EventKind):
         log_events(Event(kind, "k"))
     loud = {record.__dict__["effect_event"] for record in caplog.records if record.levelno == logging.WARNING}
-    quiet = {"claimed", "completed", "replayed", "busy", "failed", "released", "taken_over", "late", "purged"}
+    quiet = {
+        "claimed",
+        "completed",
+        "replayed",
+        "busy",
+        "failed",
+        "released",
+        "taken_over",
+        "late",
+        "purged",
+        "step",
+    }
     assert loud == set(get_args(EventKind)) - quiet
     assert {record.levelno for record in caplog.records} == {logging.INFO, logging.WARNING}
 

@@ -31,7 +31,7 @@ from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
 from ._errors import decode_error, encode_error
 from ._modules import module_of
-from ._values import Form, decode, encode, prepare
+from ._values import Form, decode, encode, parse, prepare, unpack
 
 __all__ = [
     "Form",
@@ -43,5 +43,7 @@ __all__ = [
     "encode",
     "encode_error",
     "module_of",
+    "parse",
     "prepare",
+    "unpack",
 ]

@@ -51,10 +51,22 @@ def decode(data: bytes, hint: Any = Any) -> Any:
         tree = parse(data)
         return _unpack(tree, plan_of(hint)) if b'"$"' in data else tree
     except Exception as error:
-        raise ResultUnavailable(
-            f"The stored result can't be read back as {hint!r} ({error!r}). If that type changed since the"
-            " result was stored, give the operation a new version."
-        ) from error
+        raise _unreadable(hint, error) from error
+
+
+def unpack(tree: Any, hint: Any = Any) -> Any:
+    """The same from what ``parse`` has made of the bytes, perhaps as a part of more."""
+    try:
+        return _unpack(tree, plan_of(hint))
+    except Exception as error:
+        raise _unreadable(hint, error) from error
+
+
+def _unreadable(hint: Any, error: Exception) -> ResultUnavailable:
+    return ResultUnavailable(
+        f"The stored result can't be read back as {hint!r} ({error!r}). If that type changed since the"
+        " result was stored, give the operation a new version."
+    )
 
 
 def prepare() -> None:

@@ -318,7 +318,7 @@ class Exchange:
             if verdict is REPLAY and record is not None:
                 return self.given(flow.replay(call, record, left))
             if verdict is CLAIMED and record is not None and flow.monotonic() - started < call.claim.lease:
-                self.attempt = flow.begin(call.claim, CLAIMED, record, started)
+                self.attempt = flow.begin(call, CLAIMED, record, started)
             else:
                 opened = await flow.open(colour, call, answer, started)
                 if not isinstance(opened, Attempt):

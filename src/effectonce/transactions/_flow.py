@@ -18,7 +18,7 @@ from .._attempt import CURRENT, Attempt
 from .._blocking import Gathered, not_awaited
 from .._flow import Colour, Flow
 from .._messages import Outcome
-from .._records import ATOMIC, Claim, Completion, Decision, Ending, Guarantee, Record, Verdict, make
+from .._records import ATOMIC, Completion, Decision, Ending, Guarantee, Record, Verdict, make
 from ..codec import Form
 from ..errors import InProgress, StoreError, UsageError
 from ..hooks import EventKind
@@ -132,9 +132,10 @@ class AtomicFlow(Flow):
         if running is not None and running.key == call.key:
             raise answers.waits_for_itself(call)
 
-    def begin(self, claim: Claim, verdict: Verdict, record: Record, started: float) -> Attempt:
+    def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt:
         """A claim was granted. Its lease is the transaction."""
-        attempt = AtomicAttempt(claim, record.fence, record.attempts, started, self.monotonic)
+        attempt = AtomicAttempt(call.claim, record.fence, record.attempts, started, self.monotonic)
+        attempt.flow, attempt.policy, attempt.progress = self, call.policy, record.result
         taken_over = verdict is Verdict.TAKEN_OVER
         if taken_over:
             self.events.note("taken_over", started)

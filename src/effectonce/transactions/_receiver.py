@@ -41,6 +41,7 @@ class OnConnection(Receiver):
         else:
             self.blocking, self.asyncio = colour, BLOCKING
         self.flow = AtomicFlow(receiver.flow)
+        self.flow.home = self
 
     _run_batch = staticmethod(run_batch)
 
