@@ -49,7 +49,7 @@ def told(status: Any, error: BaseException | None = None, **more: Any) -> Answer
 
 
 def test_a_result_is_gone_on_with_the_first_time_and_every_time() -> None:
-    """Chains, pipelines and reply publishers need it. One that can't be shown is an error, never a None for the next."""
+    """Chains, pipelines and reply publishers need it. One that can't be shown is an error, never None for the next."""
     assert told("executed", value=7) == Return(7)
     assert told("replayed", value=7, replayed=True) == Return(7)
     hidden = ResultUnavailable()

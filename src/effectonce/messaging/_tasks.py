@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .._receiver import Receiver
     from ..policy import Policy
 
-Retry = tuple[Duration, Duration]
-DEFAULT_RETRY: Final[Retry] = ("1s", "5m")
+Pauses = tuple[Duration, Duration]
+DEFAULT_RETRY: Final[Pauses] = ("1s", "5m")
 """The first and the longest pause before a message comes again that could be neither run nor answered."""
 TIMES: Final = "effectonce_times"
 """The mark of a message that was told to come later: how often, so that pauses get longer."""
@@ -61,7 +61,7 @@ class Tasks:
         self,
         receiver: Receiver,
         policy: Policy | None,
-        retry: Retry,
+        retry: Pauses,
         again: Callable[[BaseException], bool],
         ended: ExceptionTypes = (),
         cut: ExceptionTypes = (),

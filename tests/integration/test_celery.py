@@ -1,0 +1,286 @@
+"""Celery, with real workers on Valkey and RabbitMQ: each message's effect once, whatever the worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import Context
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import celery
+import pytest
+from celery import chain, chord
+from tests.integration.consumers_helpers import SIZES
+from tests.integration.framework_helpers import Workers, storm, working
+
+from effectonce import Message, Policy, Receiver, current
+from effectonce.errors import AttemptsExhausted, UsageError
+from effectonce.messaging.celery import IdempotentTask
+
+APP = "tests.integration.celery_app"
+WORKER = [
+    "celery",
+    "-A",
+    APP,
+    "worker",
+    "--pool",
+    "prefork",
+    "-c",
+    "2",
+    "-l",
+    "INFO",
+    "--without-mingle",
+    "--without-gossip",
+]
+
+
+class Site:
+    """An app as its clients see it, and its workers."""
+
+    def __init__(self, workers: Workers, app: Any) -> None:
+        self.workers, self.app, self.folder, self.noted = workers, app, workers.folder, workers.noted
+        self.until = workers.until
+
+    def send(self, name: str, *args: Any, id: str, **options: Any) -> None:
+        self.app.send_task(name, args, task_id=id, **options)
+
+    def signature(self, name: str, *args: Any, id: str) -> Any:
+        return self.app.signature(name, args).set(task_id=id)
+
+    def result(self, task_id: str) -> Any:
+        """A task's result or exception, when it is there."""
+        found = self.app.AsyncResult(task_id)
+        self.until(found.ready, what=f"The result of {task_id}")
+        return found.result
+
+    def ended(self) -> int:
+        """How many deliveries have come to an end, of any kind."""
+        return sum(not line.startswith(("claimed", "busy")) for line in self.noted("events"))
+
+    def is_drained(self) -> bool:
+        """Whether neither the queue nor any worker holds a message."""
+        queue = self.app.conf.task_default_queue
+        with self.app.connection_for_read() as connection:
+            channel = connection.default_channel
+            if hasattr(channel, "client"):
+                waiting = int(channel.client.llen(queue))
+                held = sum(queue.encode() in each for each in channel.client.hvals("unacked"))
+                return not waiting + held
+            return not channel.queue_declare(queue, passive=True).message_count
+
+
+BROKERS = pytest.mark.parametrize("broker", ["valkey", "rabbitmq"], indirect=True)
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> str:
+    server: Any = request.getfixturevalue(getattr(request, "param", "rabbitmq"))
+    return str(server.url).replace("valkey:", "redis:")
+
+
+@pytest.fixture
+def site(broker: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
+    results, queue = valkey.url.replace("valkey:", "redis:"), f"q-{uuid4().hex}"
+    settings = {"EFFECTONCE_BROKER": broker, "EFFECTONCE_RESULTS": results, "EFFECTONCE_QUEUE": queue}
+    with (
+        celery.Celery("client", broker=broker, backend=results, set_as_current=False) as app,
+        working(tmp_path, WORKER, **settings) as workers,
+    ):
+        app.conf.update(
+            task_default_queue=queue, result_backend_transport_options={"global_keyprefix": queue}
+        )
+        yield Site(workers, app)
+
+
+@BROKERS
+@SIZES
+def test_killed_workers_leave_each_effect_once(site: Site, messages: int) -> None:
+    """Messages that come up to four times, and all processes of the worker killed in the middle."""
+
+    def send(orders: list[str]) -> None:
+        for order in orders:
+            site.send("deliver", order, id=order, ignore_result=True)
+
+    storm(site.folder, messages, site.workers, send, site.is_drained)
+
+
+def test_a_chain_goes_on_with_the_stored_result(site: Site) -> None:
+    """A worker dies when a link is recorded and its successor not yet sent: the redelivery sends it."""
+    chain(site.signature("add", 1, 2, id="fatal-1"), site.signature("add", 10, id="next-1")).apply_async()
+    assert site.result("next-1") == 13
+    assert site.noted("runs") == ["add 1 2", "add 3 10"]
+    assert any("fatal-1" in line for line in site.noted("events", "replayed"))
+
+
+def test_a_chord_is_completed_by_the_stored_result(site: Site) -> None:
+    """The same for a member of a chord: its part is not missing."""
+    header = [site.signature("add", 1, 2, id="fatal-1"), site.signature("add", 3, 4, id="other-1")]
+    chord(header)(site.signature("total", id="total-1"))
+    assert site.result("total-1") == 10
+    assert sorted(site.noted("runs")) == ["add 1 2", "add 3 4", "total [3, 7]"]
+
+
+@BROKERS
+def test_a_message_that_is_in_flight_elsewhere_comes_later(site: Site) -> None:
+    """It is neither run nor answered nor lost, and no retry is counted: afterwards it gets the first result."""
+    for _ in range(2):
+        site.send("hold", "h", id="h-1")
+    site.until(lambda: len(site.noted("events", "busy")) >= 5)
+    (site.folder / "go").touch()
+    assert site.result("h-1") == "h held"
+    site.until(lambda: site.noted("events", "replayed"))
+    site.until(site.is_drained)
+    assert site.noted("runs") == ["h"]
+    assert site.result("h-1") == "h held"
+
+
+def test_a_handler_may_run_for_longer_than_its_lease(site: Site) -> None:
+    """The keeper renews it in the pool's child."""
+    site.send("outlive", "long", id="long-1")
+    assert site.result("long-1") == "long outlived"
+    assert site.noted("runs") == ["long"]
+
+
+@pytest.mark.parametrize("name", ["retry_once", "autoretry"])
+def test_a_retry_releases_the_claim(site: Site, name: str) -> None:
+    """The task runs again under the same id, also with other arguments; a repetition gets the result."""
+    for number in range(2):
+        site.send(name, "r", id="r-1")
+        site.until(lambda: site.result("r-1") == "r done")
+        site.until(
+            lambda n=number: len(site.noted("events", "completed") + site.noted("events", "replayed")) > n
+        )
+    assert len(site.noted("runs")) == 2
+
+
+def test_an_error_is_celerys_to_treat(site: Site) -> None:
+    """A failed task may be sent again, and runs; the claim was released."""
+    site.send("fail_once", "f", id="f-1")
+    assert isinstance(site.result("f-1"), ValueError)
+    site.send("fail_once", "f", id="f-1")
+    site.until(lambda: site.result("f-1") == "f done")
+
+
+def test_a_remembered_error_is_raised_again_as_itself(site: Site) -> None:
+    """The handler does not run again."""
+    for number in range(2):
+        site.send("decline", "d", id="d-1")
+        site.until(lambda n=number: site.ended() > n)
+        site.until(site.is_drained)
+        found = site.result("d-1")
+        assert type(found).__name__ == "Declined"
+        assert str(found) == "d was declined"
+    assert site.noted("runs") == ["d"]
+
+
+def test_an_ignored_task_is_ignored_again(site: Site) -> None:
+    """It ended by its own word, so a repetition does not run it."""
+    for number in range(2):
+        site.send("ignore", "i", id="i-1")
+        site.until(lambda n=number: site.ended() > n)
+        site.until(site.is_drained)
+    assert site.noted("runs") == ["i"]
+
+
+@BROKERS
+def test_a_task_that_takes_its_worker_along_is_given_up(site: Site) -> None:
+    """It is delivered again after each crash, until its attempts are used up: then it fails, and says so."""
+    site.send("crash", "c", id="c-1")
+    found = site.result("c-1")
+    assert isinstance(found, AttemptsExhausted)
+    assert site.noted("runs") == ["c"] * 2
+    site.until(site.is_drained)
+
+
+def test_a_task_that_met_its_soft_time_limit_keeps_its_claim(site: Site) -> None:
+    """Nobody knows how far it came: a repetition begins when the lease is over, not before."""
+    site.send("too_slow", "s", id="s-1")
+    assert type(site.result("s-1")).__name__ == "SoftTimeLimitExceeded"
+    assert not site.noted("events", "released")
+    site.send("too_slow", "s", id="s-1")
+    site.until(lambda: site.result("s-1") == "s done")
+    assert site.noted("events", "taken_over")
+
+
+# Without a worker
+
+
+def nothing() -> None:
+    """A task that does nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver("memory://") as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def app() -> Iterator[Any]:
+    with celery.Celery("local", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
+        yield app
+
+
+def test_an_eager_task_runs_once_too(app: Any, receiver: Receiver) -> None:
+    """In eager mode a task has an id as well; what runs elsewhere can't come later, so it is an error."""
+    ran: list[int] = []
+
+    @app.task(base=IdempotentTask, receiver=receiver, bind=True)
+    def double(self: Any, number: int) -> int:
+        assert self.request.id == "e-1"
+        assert current().key.endswith("e-1")
+        ran.append(number)
+        return number * 2
+
+    assert double.apply((4,), task_id="e-1").get() == 8
+    assert double.apply((4,), task_id="e-1").get() == 8
+    assert ran == [4]
+
+
+def test_an_eager_task_that_runs_elsewhere_is_an_error(app: Any, receiver: Receiver) -> None:
+    """It can't come later: there is nobody to send it."""
+
+    @app.task(base=IdempotentTask, receiver=receiver, name="double")
+    def double(number: int) -> int:
+        return number * 2
+
+    def elsewhere(_: Message) -> str:
+        found = Context().run(lambda: double.apply((4,), task_id="e-1", throw=False).result)
+        return type(found).__name__
+
+    assert receiver.process(Message("e-1", source="double"), elsewhere).value == "InProgress"
+
+
+def test_a_task_that_is_called_as_a_function_is_called(app: Any, receiver: Receiver) -> None:
+    """There is no message, so there is nothing to be repeated."""
+    told: list[str] = []
+    receiver.events.hooks = (lambda event: told.append(event.kind),)
+
+    @app.task(base=IdempotentTask, receiver=receiver, bind=True)
+    def double(self: Any, number: int) -> int:
+        return number * 2 if number else int(double(4))
+
+    assert [double(4), double(4)] == [8, 8]
+    assert double.apply((0,), task_id="e-1").get() == 8
+    assert told == ["claimed", "completed"]
+
+
+@pytest.mark.parametrize("setting", ["acks_late", "reject_on_worker_lost"])
+def test_settings_that_would_lose_messages_are_refused(app: Any, receiver: Receiver, setting: str) -> None:
+    """When the task is made, with the reason."""
+    with pytest.raises(UsageError, match=f"{setting}=False.*Both must be True"):
+        app.task(base=IdempotentTask, receiver=receiver, lazy=False, **{setting: False})(nothing)
+
+
+def test_a_task_without_a_receiver_is_refused(app: Any) -> None:
+    """It could remember nothing."""
+    with pytest.raises(UsageError, match="no receiver"):
+        app.task(base=IdempotentTask, lazy=False)(nothing)
+
+
+def test_a_policy_of_a_task_is_its_own(app: Any, receiver: Receiver) -> None:
+    """Options of the decorator are attributes of the task, as Celery has it."""
+    policy = Policy(keep="30d")
+    task = app.task(base=IdempotentTask, receiver=receiver, policy=policy, lazy=False)(nothing)
+    assert task._tasks.policy.keep == policy.keep
