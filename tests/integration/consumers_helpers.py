@@ -116,6 +116,17 @@ def receiver_in(folder: Path, **changes: Any) -> Receiver:
     return Receiver(f"sqlite:///{folder / 'store.db'}", consumer="billing", policy=policy)
 
 
+class SlowClock:
+    """A receiver's clock that is an hour behind for its first looks: to it, what a broker stamps is in the future."""
+
+    def __init__(self, looks: int = 1) -> None:
+        self._behind = looks
+
+    def __call__(self) -> float:
+        self._behind -= 1
+        return time.time() - (3600 if self._behind >= 0 else 0)
+
+
 def deliveries(count: int) -> list[str]:
     """Ids of orders, each one to four times, repetitions near and far."""
     random = Random(7)

@@ -210,6 +210,20 @@ def test_bad_records_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str,
 
 
 @CLIENTS
+def test_an_id_that_was_asked_for_and_is_missing_is_refused(name: str, topic: Topic) -> None:
+    """Then a place in the topic does not serve: the sender has promised an id."""
+    topic.produce("o-1", partition=0)
+    topic.produce(None, partition=0, headers=[("order-id", None)])
+    topic.produce(None, partition=0, headers=[("order-id", b"o-2")])
+    topic.flush()
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, topic, receiver, lambda m: ran.append(m.id), topic.is_done, id="order-id")
+    assert ran == ["o-2"]
+    assert [letter["dead-reason"] for letter in topic.letters()] == [b"no_id", b"no_id"]
+
+
+@CLIENTS
 def test_a_failure_stops_its_partition_until_it_has_come_again(name: str, topic: Topic) -> None:
     """What comes after it waits, in order; other partitions go on; used-up attempts make it a dead letter."""
     for order, partition in (("a1", 0), ("flaky", 0), ("a3", 0), ("poison", 1), ("b2", 1), ("c1", 2)):

@@ -14,7 +14,7 @@ import nats as client
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
-from tests.integration.consumers_helpers import SIZES, deliveries, storm
+from tests.integration.consumers_helpers import SIZES, SlowClock, deliveries, storm
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver
@@ -139,6 +139,33 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(nats: Any
     with Receiver("memory://") as receiver:
         asyncio.run(main(receiver))
     assert ran == ["good-1", "placed"]
+
+
+def test_what_the_server_stamped_in_the_future_and_a_missing_id_are_put_aside(nats: Any, stream: str) -> None:
+    """One of two clocks is wrong, so nobody can tell how old it is; and an id that was asked for has to be there."""
+    ran: list[str] = []
+
+    async def handler(message: Message) -> None:
+        ran.append(message.id)
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            for order in ("future", "none", "named"):
+                headers = {"order-id": order} if order != "none" else None
+                await context.publish(f"{stream}.new", b"{}", headers=headers)
+            consumer = consumer_of(context, stream, receiver, batch=1, id="order-id")
+
+            async def is_empty() -> bool:
+                return bool(ran) and await unacknowledged(context, stream) == 0
+
+            await until(consumer, handler, is_empty)
+            found = await letters(context, stream)
+        assert [letter["dead-reason"] for letter in found] == ["future", "no_id"]
+        assert "order-id" in found[1]["dead-detail"], "it says where an id was looked for"
+
+    with Receiver("memory://", clock=SlowClock()) as receiver:
+        asyncio.run(main(receiver))
+    assert ran == ["named"]
 
 
 def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(nats: Any, stream: str) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
-from tests.integration.consumers_helpers import SIZES, deliveries, storm
+from tests.integration.consumers_helpers import SIZES, SlowClock, deliveries, storm
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
@@ -127,6 +127,22 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(suffix: s
     assert letters["undecodable"]["id"] == "undecodable"
     assert letters["undecodable"]["trace"] == "t-1"
     assert "dead-first-seen" in letters["undecodable"]
+
+
+@KINDS
+def test_what_sqs_stamped_in_the_future_and_a_missing_id_are_put_aside(suffix: str, queue: Queue) -> None:
+    """One of two clocks is wrong, so nobody can tell how old it is; and an id that was asked for has to be there."""
+    own = {"DataType": "String", "StringValue": "o-1"}
+    ran: list[str] = []
+    with Receiver("memory://", clock=SlowClock()) as receiver:
+        consumer = consumer_of(queue, receiver, batch=1, id="order-id")
+        queue.send("future", group="1", **{"order-id": own})
+        until(consumer, lambda message: ran.append(message.id), lambda: queue.size() == 0)
+        queue.send("none", group="2")
+        queue.send("named", group="3", **{"order-id": own})
+        until(consumer, lambda message: ran.append(message.id), lambda: queue.size() == 0)
+    assert ran == ["o-1"]
+    assert sorted(letter["dead-reason"] for letter in queue.letters()) == ["future", "no_id"]
 
 
 def test_a_letter_with_many_attributes_keeps_them(queue: Queue) -> None:
