@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_consumers import COLOURS, ListBroker, of
 
 from effectonce import Message, Receiver, current
-from effectonce.errors import ColourMismatch, UsageError
+from effectonce.errors import ColourMismatch, StoreMismatch, UsageError
 from effectonce.messaging._consumer import Consumer
 from effectonce.messaging._delivery import Ack, DeadLetter
 from effectonce.outbox import Outbox
@@ -222,6 +222,8 @@ def test_mistakes_of_the_program_end_the_consumer(make_shop: Any) -> None:
             consume(shop.blocking, handler=leaves)
         with pytest.raises(UsageError, match="keeps errors to itself"):
             consume(silent, handler=commits)
+        with pytest.raises(StoreMismatch, match="sees no table"):
+            consume(lambda: sqlite3.connect(":memory:"))
 
     async def main() -> None:
         async def coroutine(message: Message, connection: Any) -> None: ...

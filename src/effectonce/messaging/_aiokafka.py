@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition  # type: ignore[import-untyped]
 from aiokafka.errors import CommitFailedError, KafkaError  # type: ignore[import-untyped]
 
-from ..errors import UsageError
+from ..errors import StoreUnavailable, UsageError
+from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
 from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, plan
+
+if TYPE_CHECKING:
+    from ._cursor_mode import Cursors
 
 
 class AioKafka:
@@ -19,6 +23,8 @@ class AioKafka:
 
     awaits = True
     away: tuple[type[Exception], ...] = (KafkaError, OSError)
+    in_order = True
+    cursors: Cursors | None = None
 
     def __init__(self, consumer: Any, topics: list[str], producer: Any, dead: str, wanted: Any) -> None:
         if consumer._enable_auto_commit:
@@ -36,15 +42,45 @@ class AioKafka:
         self.deadline: float | None = poll_ms / 1000
         self._pauses = Pauses()
         self._is_parked = False
+        self._trouble: Exception | None = None
 
     async def open(self) -> None:
+        self._trouble = None
         if set(self._topics) != set(self._consumer.subscription()):
-            self._consumer.subscribe(self._topics, listener=_Listener(self._pauses))
+            self._consumer.subscribe(self._topics, listener=_Listener(self))
             return
         # Again, after the broker was away: from what is committed.
         self._consumer.resume(*self._consumer.assignment())
         self._pauses.forget(self._pauses.resting())
         await self._consumer.seek_to_committed()
+        await self.take(self._consumer.assignment())
+
+    async def take(self, assigned: Iterable[TopicPartition]) -> None:
+        """Have partitions delivered from where their cursors are, whatever the group has committed."""
+        if self.cursors is None:
+            return
+        places = {Place(each.topic, each.partition): each for each in assigned}
+        try:
+            lows = await self.cursors.take(map(str, places))
+            begun = [where for place, where in places.items() if lows[str(place)]]
+            ends = await self._consumer.end_offsets(begun) if begun else {}
+            for where, end in ends.items():
+                place = Place(where.topic, where.partition)
+                check_end(place, lows[str(place)], end)
+                self._consumer.seek(where, lows[str(place)])
+        except Exception as error:  # raised where somebody hears it: the client's own task would only log it
+            self._trouble = error
+
+    def give(self, revoked: Iterable[TopicPartition]) -> None:
+        """They are somebody else's now."""
+        places = [Place(each.topic, each.partition) for each in revoked]
+        self._pauses.forget(places)
+        if self.cursors is not None:
+            self.cursors.forget(map(str, places))
+
+    async def floor(self, source: str) -> int:
+        """Nothing is done out of turn in a partition."""
+        return 0
 
     async def fetch(self, most: int) -> Sequence[Delivery]:
         now = time.monotonic()
@@ -57,6 +93,12 @@ class AioKafka:
             self._consumer.resume(*due)
         wait_ms = int(self._pauses.wait(now) * 1000)
         found = await self._consumer.getmany(timeout_ms=wait_ms, max_records=most)
+        if isinstance(
+            self._trouble, StoreUnavailable
+        ):  # the partitions are taken again when it is opened again
+            raise ConnectionError(str(self._trouble)) from self._trouble
+        if self._trouble is not None:
+            raise self._trouble
         return [
             delivery_of(_record(record), self._wanted) for records in found.values() for record in records
         ]
@@ -104,17 +146,17 @@ class AioKafka:
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Forgets the pauses of partitions that are given away."""
+    """Tells which partitions come and go. A new one begins at what is committed, or at its cursor."""
 
-    def __init__(self, pauses: Pauses) -> None:
-        self._pauses = pauses
+    def __init__(self, broker: AioKafka) -> None:
+        self._broker = broker
 
     # The client calls these, or awaits them, but says only the former.
     async def on_partitions_revoked(self, revoked: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self._pauses.forget(Place(each.topic, each.partition) for each in revoked)
+        self._broker.give(revoked)
 
     async def on_partitions_assigned(self, assigned: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A new partition begins at what is committed."""
+        await self._broker.take(assigned)
 
 
 def _record(record: Any) -> Record:

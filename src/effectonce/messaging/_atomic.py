@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._messages import Outcome
 from .._records import Completion, Decision, State, Verdict
 from ..batch import Slot
-from ..errors import ColourMismatch, StoreError, StoreUnavailable, UsageError
+from ..errors import ColourMismatch, EffectOnceError, StoreError, StoreMismatch, StoreUnavailable, UsageError
 from ..transactions._batch import _Piece
 from ..transactions._retrying import TRIES, may_help, pause
 from ._delivery import DONE, DeadLetter, Delivery, Held
@@ -40,7 +40,7 @@ GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
 class Unfit(Exception):
     """A transaction that nothing can be atomic in: the program's mistake, not a message's."""
 
-    def __init__(self, why: UsageError) -> None:
+    def __init__(self, why: EffectOnceError) -> None:
         super().__init__(str(why))
         self.why = why
 
@@ -149,7 +149,11 @@ class Atomic:
             check_colour(colour, on.store.adapter.awaits)
             kind = _InOrder if ordered else _Piece
             mine = on.asyncio if colour.awaits else on.blocking
-            return await kind(on.flow, mine, slots, lambda message: handler(message, connection)).run()
+            outcomes = await kind(on.flow, mine, slots, lambda message: handler(message, connection)).run()
+            for outcome in outcomes:
+                if isinstance(outcome.error, StoreMismatch):  # no table here: it would be the same for ever
+                    raise Unfit(outcome.error)
+            return outcomes
 
         return await in_transaction(colour, self._begin, body)
 

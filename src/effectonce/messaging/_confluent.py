@@ -1,13 +1,21 @@
-"""Kafka through confluent-kafka, with a client that is made here."""
+"""Kafka through confluent-kafka, with a client that is made here: its Consumer, or its AIOConsumer on an event loop.
+
+Both clients have the same methods; those of the second are awaited. So there is one body for both: ``done`` awaits what
+has to be awaited.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import MissingExtra, UsageError
+from .._blocking import run
+from ..errors import MissingExtra, StoreUnavailable, UsageError
+from ._consumer import done
+from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
 from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, plan
 
@@ -17,7 +25,13 @@ try:
 except ImportError as error:
     raise MissingExtra("Kafka needs the package confluent-kafka: pip install effectonce[kafka]") from error
 
+if TYPE_CHECKING:
+    from ._cursor_mode import Cursors
+
+T = TypeVar("T")
+
 DELIVERY_SECONDS = 30.0
+ASK_SECONDS = 10.0
 OF_CONSUMERS = (
     "group.",
     "enable.auto.",
@@ -35,8 +49,9 @@ OF_CONSUMERS = (
 class Confluent:
     """A member of a group, as the loop sees it. The lock is for the heartbeat, which polls beside the handlers."""
 
-    awaits = False
     away: tuple[type[Exception], ...] = (KafkaException, OSError)
+    in_order = True
+    cursors: Cursors | None = None
 
     def __init__(self, configuration: dict[str, Any], topics: list[str], dead: str, wanted: Any) -> None:
         for name in ("enable.auto.commit", "enable.auto.offset.store"):
@@ -49,48 +64,100 @@ class Confluent:
         self.group = str(configuration["group.id"])
         own = {"enable.auto.commit": False, "enable.auto.offset.store": False}
         self._configuration = {"auto.offset.reset": "earliest", **configuration, **own}
+        strategy = str(configuration.get("partition.assignment.strategy", ""))
+        self._is_incremental = "cooperative" in strategy or configuration.get("group.protocol") == "consumer"
         self._topics, self._dead, self._wanted = topics, dead, wanted
         poll_ms = float(configuration.get("max.poll.interval.ms", DEFAULT_POLL_SECONDS * 1000))
         self.deadline: float | None = poll_ms / 1000
         self._consumer: Any = None
         self._producer: Any = None
-        self._pauses, self._assigned = Pauses(), set[Place]()
-        self._is_parked = False
-        self._lock = threading.Lock()
+        self._forget_all()
+        self.use(awaits=False)
+
+    def use(self, *, awaits: bool) -> None:
+        """Choose the client, before anything is opened."""
+        self.awaits = awaits
+        self._lock = _Lock(awaits)
+
+    def _forget_all(self) -> None:
+        self._pauses, self._assigned, self._is_parked = Pauses(), set[Place](), False
+        self._trouble: Exception | None = None
 
     async def open(self) -> None:
         await self.close()
-        with self._lock:
-            self._pauses, self._assigned, self._is_parked = Pauses(), set(), False
-            self._consumer = kafka.Consumer(self._configuration)
-            self._consumer.subscribe(
-                self._topics, on_assign=self._take, on_revoke=self._give, on_lost=self._give
+        async with self._lock:
+            self._forget_all()
+            self._consumer = (
+                _aio_consumer(self._configuration) if self.awaits else kafka.Consumer(self._configuration)
             )
+            take, give = self._called(self._take), self._called(self._give)
+            await done(self._consumer.subscribe(self._topics, on_assign=take, on_revoke=give, on_lost=give))
 
-    def _take(self, _: Any, partitions: list[TopicPartition]) -> None:
-        self._assigned |= {Place(each.topic, each.partition) for each in partitions}
+    def _called(self, coroutine: Callable[..., Any]) -> Callable[..., Any]:
+        """What the client may call back: coroutine functions, or plain ones."""
+        return coroutine if self.awaits else lambda *args: run(coroutine(*args))
 
-    def _give(self, _: Any, partitions: list[TopicPartition]) -> None:
+    async def _take(self, _: Any, partitions: list[TopicPartition]) -> None:
+        places = {Place(each.topic, each.partition) for each in partitions}
+        self._assigned |= places
+        if self.cursors is None:
+            return
+        try:
+            await self._begin_at(partitions, await self.cursors.take(map(str, places)))
+        except Exception as error:  # raised where somebody hears it: this may be the heartbeat's poll
+            self._trouble = error
+
+    async def _begin_at(self, partitions: list[TopicPartition], lows: dict[str, int]) -> None:
+        """Have partitions delivered from where their cursors are, whatever the group has committed."""
+        for each in partitions:
+            low = lows[str(Place(each.topic, each.partition))]
+            if low:
+                where = TopicPartition(each.topic, each.partition)
+                _, end = await done(self._consumer.get_watermark_offsets(where, timeout=ASK_SECONDS))
+                check_end(Place(each.topic, each.partition), low, end)
+                each.offset = low
+        assign = self._consumer.incremental_assign if self._is_incremental else self._consumer.assign
+        await done(assign(partitions))
+
+    async def _give(self, _: Any, partitions: list[TopicPartition]) -> None:
         given = {Place(each.topic, each.partition) for each in partitions}
         self._assigned -= given
         self._pauses.forget(given)
+        if self.cursors is not None:
+            self.cursors.forget(map(str, given))
+
+    async def floor(self, source: str) -> int:
+        """Nothing is done out of turn in a partition."""
+        return 0
 
     async def fetch(self, most: int) -> Sequence[Delivery]:
         now = time.monotonic()
-        with self._lock:
+        async with self._lock:
             due = self._pauses.due(now)
             if self._is_parked:
                 due, self._is_parked = list(self._assigned - self._pauses.resting()), False
             if due:
-                self._consumer.resume([_at(place) for place in due])
-            first = self._consumer.poll(self._pauses.wait(now))
+                await done(self._consumer.resume([_at(place) for place in due]))
+            first = await done(self._consumer.poll(self._pauses.wait(now)))
+            self._raise_trouble()
             if first is None:
                 return ()
             # What has arrived already: to wait for more would hold up the first.
-            found = [first, *self._consumer.consume(most - 1, timeout=0)] if most > 1 else [first]
+            found = [first]
+            if most > 1:
+                found += await done(self._consumer.consume(most - 1, timeout=0))
+                self._raise_trouble()
         return [
             delivery_of(self._record(message), self._wanted) for message in found if self._is_record(message)
         ]
+
+    def _raise_trouble(self) -> None:
+        """Raise what went wrong when partitions were taken. A database that is away has the group joined anew."""
+        trouble = self._trouble
+        if isinstance(trouble, StoreUnavailable):
+            raise ConnectionError(str(trouble)) from trouble
+        if trouble is not None:
+            raise trouble
 
     def _is_record(self, message: Any) -> bool:
         error = message.error()
@@ -109,57 +176,94 @@ class Confluent:
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         planned = plan(settled)
-        self._put_aside(planned.letters)
-        now = time.monotonic()
-        with self._lock:
-            done = [
+        if planned.letters:
+            await self._apart(lambda: self._put_aside(planned.letters))
+        async with self._lock:
+            commits = [
                 _at(place, offset) for place, offset in planned.commits.items() if place in self._assigned
             ]
-            if done:
-                self._consumer.commit(offsets=done, asynchronous=False)
-            for place, (offset, delay) in planned.again.items():
-                if place in self._assigned:
-                    self._consumer.seek(_at(place, offset))
-                    self._consumer.pause([_at(place)])
-                    self._pauses.rest(place, now + delay)
+            if commits:
+                await done(self._consumer.commit(offsets=commits, asynchronous=False))
+            await self._go_back(planned.again)
+
+    async def _go_back(self, again: dict[Place, tuple[int, float]]) -> None:
+        """Have what comes again delivered after its pause."""
+        now = time.monotonic()
+        for place, (offset, delay) in again.items():
+            if place in self._assigned:
+                await done(self._consumer.seek(_at(place, offset)))
+                await done(self._consumer.pause([_at(place)]))
+                self._pauses.rest(place, now + delay)
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        """Do what blocks: a producer has no methods that are awaited and take headers."""
+        return await asyncio.to_thread(work) if self.awaits else work()
 
     def _put_aside(self, letters: list[tuple[Delivery, DeadLetter]]) -> None:
-        if not letters:
-            return
         if self._producer is None:
-            mine = {k: v for k, v in self._configuration.items() if not k.startswith(OF_CONSUMERS)}
-            self._producer = kafka.Producer(mine)
+            self._producer = kafka.Producer(self._of_producers())
         troubles: list[Any] = []
 
         def told(error: Any, _: Any) -> None:
             if error is not None:
                 troubles.append(error)
 
-        for delivery, letter in letters:
-            record: Record = delivery.handle
-            headers: list[Any] = [*record.headers, *labels(letter, delivery).items()]
-            topic = self._dead or f"{record.place.topic}.dead"
-            self._producer.produce(topic, record.value, record.key, headers=headers, on_delivery=told)
+        self._produce_letters(letters, on_delivery=told)
         left = self._producer.flush(DELIVERY_SECONDS)
         if left or troubles:
             raise KafkaException(troubles[0] if troubles else KafkaError(KafkaError._TIMED_OUT))
 
+    def _produce_letters(self, letters: list[tuple[Delivery, DeadLetter]], **more: Any) -> None:
+        for delivery, letter in letters:
+            record: Record = delivery.handle
+            headers: list[Any] = [*record.headers, *labels(letter, delivery).items()]
+            topic = self._dead or f"{record.place.topic}.dead"
+            self._producer.produce(topic, record.value, record.key, headers=headers, **more)
+
+    def _of_producers(self) -> dict[str, Any]:
+        return {k: v for k, v in self._configuration.items() if not k.startswith(OF_CONSUMERS)}
+
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Ask for something, so that the group sees that we live; but for nothing that we would have to take."""
-        with self._lock:
+        async with self._lock:
             if not self._is_parked and self._assigned:
-                self._consumer.pause([_at(place) for place in self._assigned])
+                await done(self._consumer.pause([_at(place) for place in self._assigned]))
                 self._is_parked = True
-            message = self._consumer.poll(0)
+            message = await done(self._consumer.poll(0))
             if message is not None and message.error() is None:
-                self._consumer.seek(TopicPartition(message.topic(), message.partition(), message.offset()))
+                where = TopicPartition(message.topic(), message.partition(), message.offset())
+                await done(self._consumer.seek(where))
 
     async def close(self) -> None:
         """Leave the group: its other members get the partitions at once."""
-        with self._lock:
+        async with self._lock:
             consumer, self._consumer = self._consumer, None
             if consumer is not None:
-                consumer.close()
+                await done(consumer.close())
+
+
+class _Lock:
+    """One at a time, of threads or of tasks."""
+
+    def __init__(self, awaits: bool) -> None:
+        self._lock: Any = asyncio.Lock() if awaits else threading.Lock()
+
+    async def __aenter__(self) -> None:
+        await done(self._lock.acquire())
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _aio_consumer(configuration: dict[str, Any]) -> Any:
+    try:
+        from confluent_kafka.aio import AIOConsumer
+    except ImportError as error:
+        raise MissingExtra(
+            "arun() with confluent-kafka needs its AIOConsumer, of 2.13 or newer: pip install -U confluent-kafka. Or "
+            "give an AIOKafkaConsumer of aiokafka."
+        ) from error
+    return AIOConsumer(dict(configuration))
 
 
 def _at(place: Place, offset: int = kafka.OFFSET_INVALID) -> TopicPartition:

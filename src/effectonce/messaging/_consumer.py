@@ -13,6 +13,7 @@ perhaps with a cursor in place of records (``_cursor_mode``).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import threading
@@ -370,9 +371,14 @@ class Consumer:
         return chosen
 
 
+async def done(answer: Any) -> Any:
+    """A client's answer: blocking ones have it, others are awaited."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
 def _id_of(delivery: Delivery) -> str:
     """How to name a delivery that perhaps has no key."""
     return next((str(found)[:255] for _, found in delivery.ids if found is not None), "")
 
 
-__all__ = ["Ack", "Broker", "Consumer", "Options"]
+__all__ = ["Ack", "Broker", "Consumer", "Options", "done"]

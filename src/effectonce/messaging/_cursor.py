@@ -14,6 +14,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
+from ..errors import UsageError
+
 HIGHEST: Final = 2**63 - 1
 """What a column of 64 bits holds."""
 MOST_RANGES: Final = 4096
@@ -90,6 +92,15 @@ class Cursor(NamedTuple):
         """The cursor that was written so."""
         above, _, tries = text.partition(";")
         return cls(low, _pairs(above, "-"), _pairs(tries, "="))
+
+
+def check_end(source: object, low: int, end: int) -> None:
+    """Raise if a cursor is beyond the end of its source: then it is that of another source of the same name."""
+    if low > end:
+        raise UsageError(
+            f"The cursor of {source} is at {low}, but the source ends at {end}: was it deleted and made again? Then "
+            "what is in it would count as done. If it is new, delete the row of this source from effectonce_cursors."
+        )
 
 
 def _pairs(text: str, sign: str) -> tuple[tuple[int, int], ...]:

@@ -18,10 +18,13 @@ DEFAULT_POLL_SECONDS: Final = 300.0
 
 
 class Place(NamedTuple):
-    """A partition."""
+    """A partition. As text it names the cursor."""
 
     topic: str
     partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
 
 
 class Record(NamedTuple):
@@ -46,7 +49,8 @@ def delivery_of(record: Record, wanted: Any) -> Delivery:
     usual = or_place("the header id", record.header("id"), place.partition, record.offset)
     ids = candidates(wanted, record, record.header, usual)
     size = len(record.value or b"")
-    return Delivery(record, place.topic, ids, record.value, size, record.timestamp, group=place)
+    at = (str(place), record.offset)
+    return Delivery(record, place.topic, ids, record.value, size, record.timestamp, group=place, at=at)
 
 
 def decoding(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -2,23 +2,28 @@
 
 ::
 
-    kafka.Consumer({"bootstrap.servers": "…", "group.id": "billing"}, "orders", receiver=receiver).run(handler)
+    consumer = kafka.Consumer({"bootstrap.servers": "…", "group.id": "billing"}, "orders", receiver=receiver)
+    consumer.run(handler)                # on an event loop: await consumer.arun(handler)
 
     client = AIOKafkaConsumer(bootstrap_servers="…", group_id="billing", enable_auto_commit=False)     # aiokafka
     await kafka.Consumer(client, "orders", receiver=receiver, producer=producer).arun(handler)
 
 With confluent-kafka the consumer takes the configuration, because nobody can ask its client afterwards whether it
-commits by itself. With aiokafka it takes a consumer and a producer that were started, and subscribes the consumer.
+commits by itself; ``run`` makes its Consumer and ``arun`` its AIOConsumer. With aiokafka it takes a consumer and a
+producer that were started, and subscribes the consumer.
 
 A record's id is its header ``id``, else its partition and offset. Records of a partition are handled in order; what
 runs side by side are partitions. A failure stops its partition until its pause is over, and others go on. What can't
 be processed is produced to the topic ``dead_letter``, with the reason in its headers, before its offset is committed.
+
+With ``cursor=True`` the offset is in your database, in the transaction of the effects, and a partition that is assigned
+is read from there. What is committed to the group then only tells others how far it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..errors import UsageError
@@ -68,6 +73,12 @@ class Consumer(_consumer.Consumer):
             )
         options["decode"] = decoding(options.get("decode", json.loads))
         super().__init__(broker, receiver, options)
+
+    def _chosen(self, handler: Callable[..., Any] | None, *, awaits: bool) -> Callable[..., Any]:
+        use = getattr(self._broker, "use", None)
+        if use is not None:  # confluent-kafka's clients of both colours take the same configuration
+            use(awaits=awaits)
+        return super()._chosen(handler, awaits=awaits)
 
 
 __all__ = ["Consumer", "Options"]

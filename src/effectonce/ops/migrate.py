@@ -33,6 +33,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     instead.add_argument(
         "--versions", action="store_true", help="make the tables of effectonce.versions instead"
     )
+    instead.add_argument(
+        "--cursors", action="store_true", help="make the table of consumers' cursors instead"
+    )
     parser.add_argument(
         "--table",
         default="effectonce_outbox",
@@ -49,6 +52,10 @@ def _migrate(arguments: argparse.Namespace) -> int:
         from ..versions import schema
 
         return _make_tables(arguments, schema)
+    if arguments.cursors:
+        from ..messaging import cursors
+
+        return _make_tables(arguments, cursors.schema)
     with open_store(arguments.url) as store:
         if arguments.print:
             print(_named(store, "ddl", arguments.url)(), end="")
