@@ -78,6 +78,7 @@ class Program:
         self._key = key
         self._left = {entry.name: entry for entry in read(journal, key)}
         self._asked: dict[str, Entry | None] = {}
+        self._given_back: dict[str, Entry | None] = {}
 
     def ask(self, name: str, version: int, aside: bool) -> Entry | None:
         """Ask for a step: what is in the journal of it; None if it has to be run."""
@@ -87,10 +88,14 @@ class Program:
                 f"'{name} 2': its result is remembered under it.",
                 key=self._key,
             )
-        entry = self._left.get(name)
-        if not aside and (entry is None or (entry.version == version and not entry.aside)):
-            self._check_order(name, version)
-        self._asked[name] = self._left.pop(name, None)
+        if name in self._given_back:
+            entry = self._given_back.pop(name)
+        else:
+            entry = self._left.get(name)
+            if not aside and (entry is None or (entry.version == version and not entry.aside)):
+                self._check_order(name, version)
+            self._left.pop(name, None)
+        self._asked[name] = entry
         return entry
 
     def finish(self, entry: Entry) -> None:
@@ -98,10 +103,9 @@ class Program:
         self._asked[entry.name] = entry
 
     def give_back(self, name: str) -> None:
-        """The handler was not given this step's result: it may ask again. What has been run is not run again."""
-        entry = self._asked.pop(name, None)
-        if entry is not None:
-            self._left = {name: entry, **self._left}
+        """The handler was not given a step's result: it may ask again, or not. What has been run is not run again."""
+        if name in self._asked:
+            self._given_back[name] = self._asked.pop(name)
 
     def _check_order(self, name: str, version: int) -> None:
         mine = (entry for entry in self._left.values() if entry.version == version and not entry.aside)

@@ -219,6 +219,9 @@ class StagedStore(MemoryStore):
 
         return await self._stage("complete_many", all_of_them)
 
+    async def renew(self, renewal: Renewal) -> bool:
+        return await self._stage("renew", lambda: MemoryStore.renew(self, renewal))
+
     async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
         async def all_of_them() -> list[bool]:
             return [await MemoryStore.renew(self, renewal) for renewal in renewals]

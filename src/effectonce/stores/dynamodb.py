@@ -324,14 +324,14 @@ class DynamoDBStore(_Verbs):
 
     def _found(self, key: str, item: Item) -> Found:
         now = self.clock()
-        record = self._record_of(item, now) if item else None
+        record = items.record_of(item, now, self._watches.lease_seems_to_end) if item else None
         if record is not None and record.owner:
             if self._watches.is_past(key, record.fence):  # another thread's claim has overtaken this reply
                 item = self._table.read(item_key(key))
             record = items.record_of(item, now, self._watches.lease_ends) if item else None
         if record is not None and record.key != key:
             raise items.not_ours(item)
-        return Found(record, now)
+        return Found(None if record is None else self._whole(item, record), now)
 
     def _stamp(self, now: float) -> int:
         """Microseconds since 1970, but never the same twice, and never less than before."""
@@ -411,7 +411,10 @@ class DynamoDBStore(_Verbs):
 
     def _record_of(self, item: Item, now: float) -> Record:
         """A record as operators see it, with its result."""
-        record = items.record_of(item, now, self._watches.lease_seems_to_end)
+        return self._whole(item, items.record_of(item, now, self._watches.lease_seems_to_end))
+
+    def _whole(self, item: Item, record: Kept) -> Kept:
+        """A record with its result, also if that is in items of its own."""
         if "n" not in item:
             return record
         name = item["d"]["S"]
