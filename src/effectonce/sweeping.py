@@ -15,7 +15,8 @@ from .policy import Policy
 Redrive = Callable[[Record], object]
 """Starts the work of an abandoned key again, usually by calling the decorated function with arguments found by key."""
 
-CHUNK = 256
+CHUNK = 1000
+"""Records to a page. Where keys have no order, every page is a way through all of them, so pages are large."""
 
 
 @dataclass(slots=True)
@@ -38,42 +39,45 @@ async def sweep(flow: Flow, colour: Colour, policy: Policy, redrive: Redrive | N
     """
     done = Swept()
     now = await colour.store.now()
-    async for record in _every(colour, State.PENDING):
+    async for record in every(colour, State.PENDING):
         if done.abandoned >= limit:
             break
         if not is_abandoned(record, now):
             continue
         done.abandoned += 1
         if record.once:
-            done.in_doubt += await _doubted(flow, colour, record, policy)
+            done.in_doubt += await doubted(flow, colour, record, policy)
         elif redrive is not None:
             done.redriven += await _redriven(flow, record, done, redrive)
     if policy.prober is not None:
-        async for record in _every(colour, State.IN_DOUBT):
+        async for record in every(colour, State.IN_DOUBT):
             if done.settled >= limit:
                 break
             done.settled += await flow.probe(colour, call_of(record.key, record.fingerprint, policy), record)
     return done
 
 
-async def _doubted(flow: Flow, colour: Colour, record: Record, policy: Policy) -> bool:
+async def doubted(flow: Flow, colour: Colour, record: Record, policy: Policy) -> bool:
     """Let the protocol find the doubt. If the attempt ended meanwhile, a claim that this won is given back."""
     claim = call_of(record.key, record.fingerprint, policy, may_create=False).claim
     decision = await colour.store.claim(claim)
     if decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER):
         await flow.withdraw(colour, claim)
-    doubted = decision.verdict is Verdict.IN_DOUBT
-    if doubted:
+    is_doubt = decision.verdict is Verdict.IN_DOUBT
+    if is_doubt:
         flow.tell_aside("in_doubt", record, "found by a sweep")
-    return doubted
+    return is_doubt
 
 
-async def _every(colour: Colour, state: State) -> AsyncIterator[Record]:
-    """All records of a state, a chunk at a time."""
+async def every(colour: Colour, state: State) -> AsyncIterator[Record]:
+    """All records of a state, a chunk at a time. A page may lack some that have ended meanwhile, but not half of it."""
     after = ""
-    while chunk := await colour.store.scan(state, after, CHUNK):
+    while True:
+        chunk = await colour.store.scan(state, after, CHUNK)
         for record in chunk:
             yield record
+        if len(chunk) <= CHUNK // 2:
+            return
         after = chunk[-1].key
 
 

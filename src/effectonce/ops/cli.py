@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import EffectOnceError
-from . import migrate, relay
+from . import migrate, relay, sweep
 from .demo import command as demo
 
-GROUPS = (demo, migrate, relay)
+GROUPS = (demo, migrate, relay, sweep)
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..stores._urls import shown
+from ._signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from ..outbox import Relay
     from ..outbox._database import Database
 
 DESCRIPTION = """\
@@ -89,7 +87,7 @@ def _publish(arguments: argparse.Namespace) -> int:
             poison=arguments.poison,
             keep=arguments.keep,
         ) as relay,
-        _ended_by_signals(relay),
+        ended_by_signals(relay.stop),
     ):
         # Whatever is wrong for good, such as a missing table, is said now and not in a loop.
         relay.lag()
@@ -100,19 +98,6 @@ def _publish(arguments: argparse.Namespace) -> int:
             relay.run()
         print(f"published {relay.figures.published} events, gave up {relay.figures.given_up}")
     return 0
-
-
-@contextmanager
-def _ended_by_signals(relay: Relay) -> Iterator[None]:
-    """SIGTERM and Ctrl-C let the relay finish what is under way."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, lambda *_: relay.stop())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _look(arguments: argparse.Namespace, database: Database) -> int:

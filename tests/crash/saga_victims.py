@@ -1,0 +1,229 @@
+"""Victims of the sagas' crash tests: processes that run a saga, or a sweeper, and are killed at a point of their own.
+
+A fork server, like ``forkserver``: it has imported everything and opened nothing. A point is every moment before and
+after a command to the store, and before and after every effect; a victim counts them and kills itself at one of them,
+or is killed by the clock. Run with ``python -m tests.crash.saga_victims``: reads one JSON order a line, answers each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from effectonce import Policy, Receiver, current
+from effectonce.errors import Compensated
+from effectonce.saga import Saga, pivot, step, together
+from effectonce.sweeper import Sweeper
+
+Order = dict[str, Any]
+LEASE = 1.5
+QUICK = ("1ms", "2ms")
+STEPS = ("reserve", "charge", "label", "ship", "mail")
+SCENARIOS = ("completes", "refused", "shaky")
+"""All goes well; the pivot says no; steps and compensations fail at first."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, saga TEXT, name TEXT, fence INTEGER);
+CREATE TABLE IF NOT EXISTS closed (saga TEXT, name TEXT, PRIMARY KEY (saga, name));
+CREATE TABLE IF NOT EXISTS tries (saga TEXT, name TEXT, number INTEGER, PRIMARY KEY (saga, name));
+"""
+
+
+class Refused(Exception):
+    """The provider says no."""
+
+
+class Stale(Exception):
+    """Behind a closed door, or with an old fence."""
+
+
+class Sink:
+    """The outside world: happens once for each derived key, checks fences, and has a barrier for every step."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = OFF")
+        self._connection.executescript(SCHEMA)
+
+    def tried(self, saga: str, name: str) -> int:
+        """How often something has been tried, this time included."""
+        statement = "INSERT INTO tries VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET number = number + 1 RETURNING number"
+        with self._lock:
+            return int(self._connection.execute(statement, (saga, name)).fetchone()[0])
+
+    def apply(self, saga: str, name: str) -> None:
+        """Make an effect happen, unless it has."""
+        attempt = current()
+        key, fence = attempt.key_for("sink"), attempt.fence
+        with self._lock, self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            self._apply(connection.execute, key, fence, saga, name)
+
+    def _apply(self, execute: Callable[..., Any], key: str, fence: int, saga: str, name: str) -> None:
+        role, _, step = name.partition(" ")
+        known = execute("SELECT fence FROM effects WHERE key = ?", (key,)).fetchone()
+        if known is not None:
+            if fence < known[0]:
+                raise Stale(name)
+            execute("UPDATE effects SET fence = ? WHERE key = ?", (fence, key))
+            return
+        if (
+            role == "do"
+            and execute("SELECT 1 FROM closed WHERE saga = ? AND name = ?", (saga, step)).fetchone()
+        ):
+            raise Stale(f"{name} comes after its compensation")
+        if role == "undo":
+            execute("INSERT OR IGNORE INTO closed VALUES (?, ?)", (saga, step))
+            if not execute(
+                "SELECT 1 FROM effects WHERE saga = ? AND name = ?", (saga, f"do {step}")
+            ).fetchone():
+                return
+        execute("INSERT INTO effects VALUES (?, ?, ?, ?)", (key, saga, name, fence))
+
+    def effects(self) -> dict[str, list[str]]:
+        """What has happened, by saga."""
+        found: dict[str, list[str]] = {}
+        for saga, name in self._connection.execute("SELECT saga, name FROM effects ORDER BY saga, name"):
+            found.setdefault(saga, []).append(name)
+        return found
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Process:
+    """What every process has: a receiver on the shared store, the saga, a sweeper, and the sink."""
+
+    def __init__(self, store: str, sink: Path, tick: Callable[[], None] = lambda: None) -> None:
+        self._tick, self.sink = tick, Sink(sink)
+        self.receiver = Receiver(store, policy=Policy(lease=LEASE, busy="reject"), breaker=None)
+        for colour in (self.receiver.blocking, self.receiver.asyncio):
+            colour.store = _Ticking(colour.store, tick)  # type: ignore[assignment]
+        group = together(self._step("charge"), self._step("label"))
+        self.saga = Saga(
+            self.receiver,
+            "fulfil",
+            self._step("reserve"),
+            group,
+            pivot(self._function("do ship"), name="ship", refused=(Refused,), backoff=QUICK),
+            step(self._function("do mail"), name="mail", backoff=QUICK),
+        )
+        self.sweeper = Sweeper(self.receiver, self.saga, every="20ms")
+
+    def _step(self, name: str) -> Any:
+        return step(self._function(f"do {name}"), self._function(f"undo {name}"), name=name, backoff=QUICK)
+
+    def _function(self, name: str) -> Callable[[str], str]:
+        def work(id: str) -> str:
+            self._tick()
+            scenario = id.partition("-")[0]
+            if scenario != "completes" and name == "do ship":
+                raise Refused(id)
+            if (
+                scenario == "shaky"
+                and name in ("do charge", "undo reserve")
+                and self.sink.tried(id, name) < 3
+            ):
+                raise ValueError("shaky")
+            self.sink.apply(id, name)
+            self._tick()
+            return name
+
+        return work
+
+    def run(self, id: str, awaits: bool) -> None:
+        """Run a saga as a client would."""
+        outcome = asyncio.run(self.saga.aoutcome(id, id)) if awaits else self.saga.outcome(id, id)
+        if outcome.error is not None and not isinstance(outcome.error, Compensated):
+            raise outcome.error
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.sink.close()
+
+
+class _Ticking:
+    """A store whose commands are points."""
+
+    def __init__(self, store: Any, tick: Callable[[], None]) -> None:
+        self._store, self._tick = store, tick
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+        if name not in ("claim", "renew", "complete"):
+            return verb
+
+        async def ticking(command: Any) -> Any:
+            self._tick()
+            answer = await verb(command)
+            self._tick()
+            return answer
+
+        return ticking
+
+
+# The fork server
+
+
+def main() -> None:
+    """Carry out orders until there are none."""
+    for line in sys.stdin:
+        print(json.dumps(execute(json.loads(line))), flush=True)
+
+
+def execute(order: Order) -> Order:
+    """Fork a victim and see it die."""
+    heard, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(heard)
+        live(order, told)
+    os.close(told)
+    if order.get("after") is not None:
+        time.sleep(order["after"])
+        os.kill(pid, signal.SIGKILL)
+    with os.fdopen(heard) as pipe:
+        reached = int(pipe.read() or 0)
+    _, status = os.waitpid(pid, 0)
+    return {
+        "killed": os.WIFSIGNALED(status),
+        "points": reached,
+        "failed": os.WIFEXITED(status) and status != 0,
+    }
+
+
+def live(order: Order, told: int) -> None:
+    """A victim's life."""
+    points = count(1)
+
+    def tick() -> None:
+        if next(points) == order.get("at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        process = Process(order["store"], Path(order["sink"]), tick)
+        if order["id"] is None:
+            process.sweeper.run_once()
+        else:
+            process.run(order["id"], order["awaits"])
+        os.write(told, str(next(points) - 1).encode())
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,690 @@
+"""Sagas in both colours: forward, back, with a person; retries, time-outs, pivots, groups, and another process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.unit.receiving import COLOURS, Colour, StagedStore, coroutine_function
+
+from effectonce import (
+    InDoubt,
+    InProgress,
+    KeyReused,
+    LeaseLost,
+    NotApplied,
+    Outcome,
+    Policy,
+    Receiver,
+    current,
+)
+from effectonce.errors import ColourMismatch, StepMismatch, StoreUnavailable, UsageError
+from effectonce.saga import Compensated, Saga, pivot, step, together
+from effectonce.saga._outline import Group
+from effectonce.stores.memory import MemoryStore
+from effectonce.testing.clocks import ManualClock
+
+LEASE = 60.0
+QUICK = ("1ms", "1ms")
+
+
+@dataclass
+class Order:
+    id: str
+    cents: int
+
+
+@dataclass
+class Receipt:
+    number: str
+
+
+class Declined(Exception):
+    """The provider says no."""
+
+
+class Crash(BaseException):
+    """Ends a process where it is."""
+
+
+class Shop:
+    """Functions for steps that note what they did, and do what a test says instead."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.keys: dict[str, set[str]] = {}
+        self.instead: dict[str, list[BaseException | None]] = {}
+
+    def do(self, what: str) -> None:
+        self.did.append(what)
+        self.keys.setdefault(what, set()).add(current().key_for("sink"))
+        planned = self.instead.get(what)
+        if planned and (error := planned.pop(0)) is not None:
+            raise error
+
+    def reserve(self, order: Order) -> str:
+        self.do("reserve")
+        return f"shelf of {order.id}"
+
+    def release(self, order: Order, reserve: str | None) -> None:
+        self.do("release")
+
+    def charge(self, order: Order, reserve: str) -> Receipt:
+        self.do("charge")
+        return Receipt(f"{order.cents} for {reserve}")
+
+    def refund(self, order: Order, charge: Receipt | None) -> None:
+        assert charge is None or isinstance(charge, Receipt)
+        self.do("refund")
+
+    def ship(self, order: Order, charge: Receipt) -> str:
+        assert isinstance(charge, Receipt)
+        self.do("ship")
+        return "parcel"
+
+    def mail(self, order: Order, ship: str) -> None:
+        self.do("mail")
+
+
+class World:
+    """A store, a clock, and sagas of one colour over it, in as many processes as a test wants."""
+
+    def __init__(self, colour: Colour) -> None:
+        self.colour = colour
+        self.clock = ManualClock()
+        self.store = StagedStore(clock=self.clock)
+        self.shop = Shop()
+        self.receivers: list[Receiver] = []
+
+    def function(self, name: str) -> Callable[..., Any]:
+        plain = getattr(self.shop, name)
+        return coroutine_function(plain) if self.colour.name == "asyncio" else plain
+
+    def step(self, name: str, undo: str | None = None, **choices: Any) -> Group:
+        choices.setdefault("backoff", QUICK)
+        if undo is None:
+            return step(self.function(name), **choices)
+        return step(self.function(name), self.function(undo), **choices)
+
+    def pivot(self, name: str, **choices: Any) -> Group:
+        return pivot(self.function(name), **{"backoff": QUICK, **choices})
+
+    def saga(self, *steps: Group, **choices: Any) -> Saga:
+        """A saga in a process of its own."""
+        receiver = Receiver(self.store, policy=Policy(lease=LEASE), clock=self.clock, monotonic=self.clock)
+        receiver._keeper.wake_at = float("-inf")  # its thread takes no part in a clock that jumps
+        self.receivers.append(receiver)
+        return Saga(receiver, "fulfil", *(steps or self.steps()), **choices)
+
+    def steps(self) -> tuple[Group, ...]:
+        return (
+            self.step("reserve", "release"),
+            self.step("charge", "refund", refused=(Declined,), attempts=3),
+            self.pivot("ship", refused=(Declined,)),
+            self.step("mail"),
+        )
+
+    def outcome(self, saga: Saga, id: str = "o-1", cents: int = 500) -> Outcome[dict[str, Any]]:
+        if self.colour.name == "asyncio":
+            return asyncio.run(saga.aoutcome(id, Order(id, cents)))
+        return saga.outcome(id, Order(id, cents))
+
+    def resume(self, saga: Saga, id: str = "o-1", **choices: Any) -> Outcome[dict[str, Any]]:
+        if self.colour.name == "asyncio":
+            return asyncio.run(saga.aresume(id, **choices))
+        return saga.resume(id, **choices)
+
+    def crash(self, saga: Saga) -> None:
+        with pytest.raises(Crash):
+            self.outcome(saga)
+        self.clock.advance(LEASE + 1)
+
+
+@pytest.fixture(params=COLOURS, ids=lambda colour: colour.name)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(request.param)
+    yield world
+    for receiver in world.receivers:
+        receiver._keeper.close()
+
+
+# Forward
+
+
+def test_all_steps_happen_in_order(world: World) -> None:
+    """Each gets what was asked for and the results of steps before it, by name; the end has all results, typed."""
+    outcome = world.outcome(world.saga())
+    assert world.shop.did == ["reserve", "charge", "ship", "mail"]
+    assert outcome.value == {
+        "reserve": "shelf of o-1",
+        "charge": Receipt("500 for shelf of o-1"),
+        "ship": "parcel",
+        "mail": None,
+    }
+    assert (outcome.status, outcome.replayed) == ("executed", False)
+
+
+def test_every_repeat_gets_the_first_answer(world: World) -> None:
+    """Also in another process; and another payload under the same id is refused."""
+    first = world.outcome(world.saga())
+    again = world.outcome(world.saga())
+    assert again.replayed
+    assert again.value == first.value
+    assert len(world.shop.did) == 4
+    assert isinstance(world.outcome(world.saga(), cents=1).error, KeyReused)
+
+
+def test_one_write_for_every_step(world: World) -> None:
+    """A claim, what was asked for, an entry for each step, and the end."""
+    writes = 0
+    plain = world.store.renew
+
+    async def renew(renewal: Any) -> bool:
+        nonlocal writes
+        writes += 1
+        return await plain(renewal)
+
+    world.store.renew = renew  # type: ignore[method-assign]
+    world.outcome(world.saga())
+    assert (writes, world.store.calls) == (5, ["claim", "complete"])
+
+
+def test_steps_have_keys_of_their_own(world: World) -> None:
+    """``current().key_for(…)`` differs from step to step, and is the same at each try and in each process."""
+    world.shop.instead = {"charge": [Crash()], "mail": [ValueError(), None]}
+    world.crash(world.saga())
+    assert world.outcome(world.saga()).status == "executed"
+    assert world.shop.did == ["reserve", "charge", "charge", "ship", "mail", "mail"]
+    keys = [key for each in world.shop.keys.values() for key in each]
+    assert len(keys) == len(set(keys)) == 4
+
+
+def test_a_failed_step_is_tried_again(world: World) -> None:
+    """As often as it may be, with pauses; what it raised is in the state."""
+    world.shop.instead = {"charge": [ValueError("busy"), ValueError("busy")]}
+    saga = world.saga()
+    assert world.outcome(saga).status == "executed"
+    state = saga.state("o-1")
+    assert state is not None
+    assert [failure.error for failure in state.steps[1].failures] == ["ValueError: busy"] * 2
+
+
+def test_steps_side_by_side(world: World) -> None:
+    """Members of a group run at the same time, and the next step waits for all of them."""
+    meet = threading.Barrier(2)
+
+    async def meeting(order: Order) -> str:
+        here.append(asyncio.get_running_loop().create_future())
+        if len(here) == 2:
+            here[0].set_result(None)
+        else:
+            await here[0]
+        return "met"
+
+    def waiting(order: Order) -> str:
+        meet.wait(20)
+        return "met"
+
+    here: list[asyncio.Future[None]] = []
+    met = meeting if world.colour.name == "asyncio" else waiting
+    group = together(step(met, None, name="one"), step(met, None, name="other"))
+    saga = world.saga(group, step(lambda order, one, other: one + other, None, name="last"))
+    assert world.outcome(saga).value == {"one": "met", "other": "met", "last": "metmet"}
+
+
+# Back
+
+
+def test_a_refusal_undoes_what_was_done(world: World) -> None:
+    """In reverse; the step that said no has nothing to undo. Every repeat gets the same answer."""
+    world.shop.instead = {"charge": [Declined("no money")]}
+    saga = world.saga()
+    outcome = world.outcome(saga)
+    assert world.shop.did == ["reserve", "charge", "release"]
+    assert isinstance(outcome.error, Compensated)
+    assert (outcome.status, outcome.error.step, outcome.error.reason) == (
+        "failed",
+        "charge",
+        "Declined: no money",
+    )
+    again = world.outcome(world.saga())
+    assert again.replayed
+    assert isinstance(again.error, Compensated)
+    assert (again.error.step, again.error.reason) == ("charge", "Declined: no money")
+    assert len(world.shop.did) == 3
+
+
+def test_what_may_have_happened_is_undone_too(world: World) -> None:
+    """A step whose tries are used up without a word of what happened is compensated like those before it."""
+    world.shop.instead = {"charge": [TimeoutError(), TimeoutError(), TimeoutError()]}
+    outcome = world.outcome(world.saga())
+    assert world.shop.did == ["reserve", "charge", "charge", "charge", "refund", "release"]
+    assert isinstance(outcome.error, Compensated)
+    assert "3 times" in outcome.error.reason
+
+
+def test_not_applied_is_tried_again_and_leaves_nothing_behind(world: World) -> None:
+    """NotApplied is the step's word that this try did nothing."""
+    world.shop.instead = {"charge": [NotApplied("later"), NotApplied("later"), NotApplied("later")]}
+    world.outcome(world.saga())
+    assert world.shop.did == ["reserve", "charge", "charge", "charge", "release"]
+
+
+def test_one_of_a_group_fails(world: World) -> None:
+    """Its companions are undone, also one that was about to be tried again."""
+    world.shop.instead = {"charge": [Declined()], "reserve": [None]}
+
+    def charge(order: Order) -> Receipt:
+        return world.shop.charge(order, "")
+
+    members = (
+        step(world.shop.reserve, world.shop.release),
+        step(charge, world.shop.refund, refused=(Declined,)),
+    )
+    outcome = world.outcome(world.saga(together(*members)))
+    assert isinstance(outcome.error, Compensated)
+    assert sorted(world.shop.did) == ["charge", "release", "reserve"]
+
+
+def test_a_result_that_cannot_be_recorded_is_undone(world: World) -> None:
+    """The effect happened, but nobody could go on from it: it is not tried again, and taken back."""
+
+    def odd(order: Order) -> Any:
+        world.shop.do("reserve")
+        return threading.Lock()
+
+    outcome = world.outcome(world.saga(step(odd, world.shop.release, name="reserve")))
+    assert world.shop.did == ["reserve", "release"]
+    assert isinstance(outcome.error, Compensated)
+    assert "can't be encoded" in outcome.error.reason
+
+
+def test_a_compensation_is_tried_until_it_holds(world: World) -> None:
+    """Errors of a compensation are no reason to leave it."""
+    world.shop.instead = {"charge": [Declined()], "release": [ValueError()] * 5}
+    assert isinstance(world.outcome(world.saga()).error, Compensated)
+    assert world.shop.did.count("release") == 6
+
+
+def test_a_compensation_that_does_not_hold_waits_for_a_person(world: World) -> None:
+    """After its attempts the saga is in doubt; repeats don't run it; a person lets it go on."""
+    world.shop.instead = {"charge": [Declined()], "release": [ValueError("jammed")] * 3}
+    steps = (world.step("reserve", "release", undo_attempts=2), *world.steps()[1:])
+    saga = world.saga(*steps)
+    outcome = world.outcome(saga)
+    assert (outcome.status, type(outcome.error)) == ("in_doubt", InDoubt)
+    assert "jammed" in str(outcome.error)
+    assert isinstance(world.outcome(world.saga(*steps)).error, InDoubt)
+    assert world.shop.did.count("release") == 2
+    state = saga.state("o-1")
+    assert state is not None and state.step is not None
+    assert (state.status, state.step.name, state.step.status) == ("in_doubt", "reserve", "stuck")
+    world.clock.advance(1)
+    resumed = world.resume(world.saga(*steps))
+    assert isinstance(resumed.error, Compensated)
+    assert world.shop.did.count("release") == 4
+
+
+def test_what_a_person_has_undone_is_not_undone_again(world: World) -> None:
+    """``resume(id, undone=…)`` goes on behind it."""
+    world.shop.instead = {"ship": [Declined()], "refund": [ValueError("jammed")] * 2}
+    steps = (
+        world.step("reserve", "release"),
+        world.step("charge", "refund", undo_attempts=2),
+        *world.steps()[2:],
+    )
+    assert isinstance(world.outcome(world.saga(*steps)).error, InDoubt)
+    world.clock.advance(1)
+    with pytest.raises(UsageError, match="delivery"):
+        world.resume(world.saga(*steps), undone=["delivery"])
+    assert isinstance(world.resume(world.saga(*steps), undone=["charge"]).error, Compensated)
+    assert world.shop.did == ["reserve", "charge", "ship", "refund", "refund", "release"]
+
+
+# The pivot
+
+
+def test_a_pivot_that_refuses_undoes_all_before_it(world: World) -> None:
+    """Until it has happened there is a way back."""
+    world.shop.instead = {"ship": [Declined()]}
+    assert isinstance(world.outcome(world.saga()).error, Compensated)
+    assert world.shop.did == ["reserve", "charge", "ship", "refund", "release"]
+
+
+def test_a_pivot_that_may_have_happened_is_tried_again(world: World) -> None:
+    """More often than its attempts: nobody may undo what is final."""
+    world.shop.instead = {"ship": [TimeoutError()] * 12}
+    assert world.outcome(world.saga()).status == "executed"
+    assert world.shop.did.count("ship") == 13
+
+
+def test_after_the_pivot_steps_are_tried_until_they_hold(world: World) -> None:
+    """However often that is; the journal does not grow with it for ever."""
+    world.shop.instead = {"mail": [ValueError()] * 30}
+    saga = world.saga()
+    assert world.outcome(saga).status == "executed"
+    assert world.shop.did.count("mail") == 31
+    state = saga.state("o-1")
+    assert state is not None
+    assert world.shop.did.count("refund") == 0
+
+
+# Time
+
+
+def test_a_saga_that_takes_too_long_is_undone(world: World) -> None:
+    """When its time is over no step before the pivot begins."""
+
+    def slow(order: Order) -> None:
+        world.clock.advance(20)
+        world.shop.do("reserve")
+
+    first = step(slow, lambda order: world.shop.release(order, None), name="reserve")
+    outcome = world.outcome(world.saga(first, *world.steps()[1:], timeout="10s"))
+    assert isinstance(outcome.error, Compensated)
+    assert "10 s" in outcome.error.reason
+    assert world.shop.did == ["reserve", "release"]
+
+
+def test_after_the_pivot_time_does_not_matter(world: World) -> None:
+    """What can't be undone goes on."""
+
+    def slow(order: Order) -> str:
+        world.clock.advance(20)
+        return "parcel"
+
+    saga = world.saga(*world.steps()[:2], pivot(slow, name="ship"), world.step("mail"), timeout="10s")
+    assert world.outcome(saga).status == "executed"
+
+
+def test_a_try_that_takes_too_long_is_cancelled() -> None:
+    """A coroutine's ``timeout`` ends the try; nobody knows then whether it happened."""
+    did: list[str] = []
+
+    async def hang(order: None) -> None:
+        did.append("hang")
+        await asyncio.Event().wait()
+
+    async def unhang(order: None) -> None:
+        did.append("unhang")
+
+    with Receiver("memory://") as receiver:
+        saga = Saga(receiver, "s", step(hang, unhang, timeout="10ms", attempts=2, backoff=QUICK))
+        with pytest.raises(Compensated, match="TimeoutError"):
+            asyncio.run(saga.arun("o-1"))
+    assert did == ["hang", "hang", "unhang"]
+
+
+# Another process
+
+
+@pytest.mark.parametrize("where", ["reserve", "charge", "ship", "mail"])
+def test_another_process_goes_on(world: World, where: str) -> None:
+    """Finished steps are not run again; the one that died is, with the same key."""
+    world.shop.instead = {where: [Crash()]}
+    world.crash(world.saga())
+    outcome = world.outcome(world.saga())
+    names = ["reserve", "charge", "ship", "mail"]
+    at = names.index(where)
+    assert outcome.status == "executed"
+    assert world.shop.did == [*names[: at + 1], *names[at:]]
+    assert len(world.shop.keys[where]) == 1
+    assert outcome.attempt == 2
+
+
+@pytest.mark.parametrize("where", ["refund", "release"])
+def test_another_process_goes_on_undoing(world: World, where: str) -> None:
+    """A decision to compensate is kept: nobody goes forward again."""
+    world.shop.instead = {"ship": [Declined("never")], where: [Crash()]}
+    world.crash(world.saga())
+    outcome = world.outcome(world.saga())
+    assert isinstance(outcome.error, Compensated)
+    assert outcome.error.reason == "Declined: never"
+    assert world.shop.did.count("ship") == 1
+    assert world.shop.did.count(where) == 2
+    assert len(world.shop.keys[where]) == 1
+
+
+def test_the_journal_knows_what_was_asked_for(world: World) -> None:
+    """``resume`` needs the id alone, and gives steps what the client sent, with its type."""
+    world.shop.instead = {"charge": [Crash()]}
+    world.crash(world.saga())
+    assert world.resume(world.saga()).value["charge"] == Receipt("500 for shelf of o-1")  # type: ignore[index]
+
+
+def test_a_saga_that_never_began_can_be_asked_for_again(world: World) -> None:
+    """Its process died before it had recorded what was asked: nothing was done, so nothing has to be."""
+
+    def crash() -> None:
+        raise Crash
+
+    world.store.after["claim"] = crash
+    with pytest.raises(Crash):
+        world.outcome(world.saga())
+    world.store.recover()
+    world.clock.advance(LEASE + 1)
+    assert isinstance(world.resume(world.saga()).error, NotApplied)
+    assert world.outcome(world.saga()).status == "executed"
+
+
+def test_processes_that_die_in_one_step_too_often(world: World) -> None:
+    """With ``max_attempts`` a step that kills its process is undone; without a limit it is tried again and again."""
+    world.shop.instead = {"charge": [Crash(), Crash(), Crash()]}
+    policy = Policy(lease=LEASE, max_attempts=2)
+    world.crash(world.saga(policy=policy))
+    world.crash(world.saga(policy=policy))
+    outcome = world.outcome(world.saga(policy=policy))
+    assert isinstance(outcome.error, Compensated)
+    assert "died 2 times" in outcome.error.reason
+    assert world.shop.did == ["reserve", "charge", "charge", "refund", "release"]
+
+
+def test_a_worker_that_was_overtaken_records_nothing(world: World) -> None:
+    """Its lease is over, another goes on: the late one is told so and takes no further step."""
+    others: list[Outcome[Any]] = []
+    begun: list[bool] = []
+
+    def overtaken(order: Order, reserve: str) -> Receipt:
+        if not begun:
+            begun.append(True)
+            world.clock.advance(LEASE + 1)
+            others.append(in_another_thread(lambda: world.outcome(world.saga(*steps))))
+        world.shop.do("charge")
+        return Receipt("x")
+
+    function = coroutine_function(overtaken) if world.colour.name == "asyncio" else overtaken
+    plain = world.steps()
+    steps = (plain[0], step(function, world.function("refund"), name="charge"), *plain[2:])
+    late = world.outcome(world.saga(*steps))
+    assert others[0].status == "executed"
+    assert late.replayed or isinstance(late.error, LeaseLost)
+    assert world.shop.did == ["reserve", "charge", "ship", "mail", "charge"]
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join(20)
+    return results[0]
+
+
+def test_a_changed_definition_is_refused(world: World) -> None:
+    """Steps that were added while a saga was under way: an error that says so, nothing runs; a new version is apart."""
+    world.shop.instead = {"charge": [Crash()]}
+    world.crash(world.saga())
+    done = list(world.shop.did)
+    other = world.saga(*world.steps()[:3])
+    error = world.outcome(other).error
+    assert isinstance(error, StepMismatch)
+    assert "version=" in str(error)
+    assert world.shop.did == done
+    world.clock.advance(LEASE + 1)
+    assert world.outcome(world.saga()).status == "executed"
+
+
+def test_a_store_that_is_away_leaves_the_saga_where_it_is(world: World) -> None:
+    """What can't be recorded does not count; the claim stays, and the next process goes on."""
+    saga = world.saga()
+
+    async def away(renewal: Any) -> bool:
+        if len(world.shop.did) == 2:
+            raise StoreUnavailable("The disk is full.")
+        return await MemoryStore.renew(world.store, renewal)
+
+    world.store.renew = away  # type: ignore[method-assign]
+    outcome = world.outcome(saga)
+    assert (outcome.status, type(outcome.error)) == ("store_error", StoreUnavailable)
+    world.clock.advance(LEASE + 1)
+    world.store.renew = lambda renewal: MemoryStore.renew(world.store, renewal)  # type: ignore[method-assign]
+    assert world.outcome(world.saga()).status == "executed"
+    assert world.shop.did == ["reserve", "charge", "charge", "ship", "mail"]
+
+
+def test_two_at_once_are_one(world: World) -> None:
+    """The second caller is told that the saga is under way, by its policy."""
+    inner: list[Outcome[Any]] = []
+
+    def meanwhile(order: Order) -> None:
+        rejecting = world.saga(*steps, policy=Policy(lease=LEASE, busy="reject"))
+        inner.append(in_another_thread(lambda: world.outcome(rejecting)))
+
+    function = coroutine_function(meanwhile) if world.colour.name == "asyncio" else meanwhile
+    steps = (step(function, None, name="reserve"),)
+    assert world.outcome(world.saga(*steps)).status == "executed"
+    assert isinstance(inner[0].error, InProgress)
+
+
+# The state
+
+
+def test_the_state_of_a_saga_that_was_left(world: World) -> None:
+    """Any process can read it: the step it is at, tries, times, results, errors."""
+    world.shop.instead = {"charge": [ValueError("busy"), Crash()]}
+    saga = world.saga()
+    assert saga.state("o-1") is None
+    began = world.clock()
+    world.crash(saga)
+    state = world.saga().state("o-1")
+    assert state is not None
+    assert (state.status, state.attempt, state.input, state.began) == (
+        "abandoned",
+        1,
+        Order("o-1", 500),
+        began,
+    )
+    reserve, charge, ship, mail = state.steps
+    assert (reserve.status, reserve.result, reserve.at) == ("done", "shelf of o-1", began)
+    assert (charge.status, charge.failures[0].error) == ("failing", "ValueError: busy")
+    assert (ship.status, ship.is_pivot, mail.status) == ("waiting", True, "waiting")
+    assert state.step == charge
+
+
+def test_the_state_after_the_end(world: World) -> None:
+    """A saga that has ended is still told in full."""
+    saga = world.saga()
+    world.outcome(saga)
+    state = saga.state("o-1")
+    assert state is not None
+    assert (state.status, {each.status for each in state.steps}) == ("completed", {"done"})
+    assert state.steps[1].result == Receipt("500 for shelf of o-1")
+    world.shop.instead = {"charge": [Declined("no")]}
+    world.outcome(saga, "o-2")
+    undone = asyncio.run(saga.astate("o-2"))
+    assert undone is not None
+    assert (undone.status, undone.reason) == ("compensated", "Declined: no")
+    assert [each.status for each in undone.steps] == ["undone", "failed", "skipped", "skipped"]
+
+
+# Definitions
+
+
+def nothing(order: Order) -> None:
+    """A step."""
+
+
+def needs_more(order: Order, charge: str) -> None:
+    """A step that needs another."""
+
+
+def generator(order: Order) -> Iterator[None]:
+    """No step."""
+    yield
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (lambda: (), "made of steps"),
+        (lambda: (step(nothing),), "has no undo="),
+        (lambda: (step(nothing, None), step(nothing, None)), "Two steps are called 'nothing'"),
+        (lambda: (step(needs_more, None),), "no step before it"),
+        (lambda: (step(lambda order: None, None),), "can't be called '<lambda>'"),
+        (lambda: (step(lambda: None, None, name="a"),), "first parameter"),
+        (lambda: (step(generator, None),), "generator"),
+        (lambda: (step("nothing", None),), "can't be called"),  # type: ignore[arg-type]
+        (lambda: (step(nothing, None, timeout="1s"),), "timeout= needs coroutine functions"),
+        (lambda: (step(nothing, None, attempts=0),), "1 or more"),
+        (lambda: (step(nothing, None, refused=(3,)),), "exception types"),  # type: ignore[arg-type]
+        (lambda: (pivot(nothing), pivot(nothing, name="other")), "has one at most"),
+        (lambda: (pivot(nothing), step(nothing, nothing, name="b")), "leave out undo="),
+        (lambda: (pivot(nothing), step(nothing, name="b", attempts=3)), "leave out attempts="),
+        (lambda: (pivot(nothing), step(nothing, name="b", refused=(Declined,))), "leave out refused="),
+        (lambda: (together(step(nothing, None)),), "two steps or more"),
+        (lambda: (together(step(nothing, None), pivot(nothing, name="b")),), "stands alone"),
+        (lambda: (together(together(step(nothing, None), pivot(nothing)), step(nothing, None)),), "stands alone"),
+        (lambda: (together(step(nothing, None), step(nothing, None) * 2),), "takes steps"),
+        (lambda: (together(step(nothing, None, name="charge"), step(needs_more, None)),), "no step before it"),
+    ],
+)  # fmt: skip
+def test_a_definition_is_checked_at_once(steps: Callable[[], tuple[Group, ...]], message: str) -> None:
+    """Before anything runs, with words that say what to write instead."""
+    with Receiver("memory://") as receiver, pytest.raises(UsageError, match=message):
+        Saga(receiver, "s", *steps())
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(on_crash="in_doubt"), Policy(store_result=False), Policy(fallback="open")]
+)
+def test_a_policy_that_no_saga_can_keep_to(policy: Policy) -> None:
+    """Each would leave sagas half done."""
+    with (
+        Receiver("memory://", policy=policy) as receiver,
+        pytest.raises(UsageError, match="policy= of its own"),
+    ):
+        Saga(receiver, "s", step(nothing, None))
+
+
+def test_coroutines_need_an_event_loop() -> None:
+    """Said before anything is claimed."""
+
+    async def coroutine(order: Order) -> None: ...
+
+    with Receiver("memory://") as receiver:
+        saga = Saga(receiver, "s", step(coroutine, None))
+        with pytest.raises(ColourMismatch, match="arun"):
+            saga.run("o-1")
+        assert receiver.get(saga.key("o-1")) is None
+
+
+def test_what_cannot_be_recorded_is_not_begun() -> None:
+    """An input without a stored form, or one that is too large: nothing is claimed."""
+    with Receiver("memory://", policy=Policy(max_result=100)) as receiver:
+        saga = Saga(receiver, "s", step(nothing, None))
+        with pytest.raises(UsageError):
+            saga.run("o-1", threading.Lock())
+        with pytest.raises(UsageError, match="max_result"):
+            saga.run("o-1", "x" * 200)
+        assert receiver.get(saga.key("o-1")) is None
+
+
+def test_ids_of_tenants_are_apart() -> None:
+    """``scope=`` keeps them so."""
+    with Receiver("memory://") as receiver:
+        saga = Saga(receiver, "s", step(lambda order: order, None, name="a"))
+        assert saga.run("1", "mine", scope="me") == {"a": "mine"}
+        assert saga.run("1", "yours", scope="you") == {"a": "yours"}
