@@ -25,7 +25,6 @@ from effectonce import (
 from effectonce.errors import ColourMismatch, StepMismatch, StoreUnavailable, UsageError
 from effectonce.saga import Compensated, Saga, pivot, step, together
 from effectonce.saga._outline import Group
-from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock
 
 LEASE = 60.0
@@ -180,17 +179,8 @@ def test_every_repeat_gets_the_first_answer(world: World) -> None:
 
 def test_one_write_for_every_step(world: World) -> None:
     """A claim, what was asked for, an entry for each step, and the end."""
-    writes = 0
-    plain = world.store.renew
-
-    async def renew(renewal: Any) -> bool:
-        nonlocal writes
-        writes += 1
-        return await plain(renewal)
-
-    world.store.renew = renew  # type: ignore[method-assign]
     world.outcome(world.saga())
-    assert (writes, world.store.calls) == (5, ["claim", "complete"])
+    assert world.store.calls == ["claim", *["renew"] * 5, "complete"]
 
 
 def test_steps_have_keys_of_their_own(world: World) -> None:
@@ -529,18 +519,16 @@ def test_a_changed_definition_is_refused(world: World) -> None:
 
 def test_a_store_that_is_away_leaves_the_saga_where_it_is(world: World) -> None:
     """What can't be recorded does not count; the claim stays, and the next process goes on."""
-    saga = world.saga()
 
-    async def away(renewal: Any) -> bool:
+    def away() -> None:
         if len(world.shop.did) == 2:
             raise StoreUnavailable("The disk is full.")
-        return await MemoryStore.renew(world.store, renewal)
 
-    world.store.renew = away  # type: ignore[method-assign]
-    outcome = world.outcome(saga)
+    world.store.before["renew"] = away
+    outcome = world.outcome(world.saga())
     assert (outcome.status, type(outcome.error)) == ("store_error", StoreUnavailable)
     world.clock.advance(LEASE + 1)
-    world.store.renew = lambda renewal: MemoryStore.renew(world.store, renewal)  # type: ignore[method-assign]
+    world.store.recover()
     assert world.outcome(world.saga()).status == "executed"
     assert world.shop.did == ["reserve", "charge", "charge", "ship", "mail"]
 

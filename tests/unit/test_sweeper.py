@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.receiving import COLOURS, Colour, Counted, Crash, coroutine_func
 
 from effectonce import Message, Policy, Receiver, Record, State
 from effectonce._blocking import run
-from effectonce.errors import UsageError
+from effectonce.errors import StoreUnavailable, UsageError
 from effectonce.policy import Resolution
 from effectonce.saga import Saga, pivot, step
 from effectonce.stores.memory import MemoryStore
@@ -148,7 +149,7 @@ def test_a_saga_that_never_began_is_given_back(world: World) -> None:
     """Nothing was done, and what was asked for is not known: the client may ask again."""
     receiver = world.receiver()
     claiming = receiver.claim("o-1", operation="saga:fulfil", policy=world.saga(receiver).policy)
-    claiming.__enter__()
+    copy_context().run(claiming.__enter__)
     world.clock.advance(LEASE + 1)
     world.sweeper().run_once()
     assert world.states() == {"ABSENT"}
@@ -285,8 +286,6 @@ def test_a_stop_ends_the_wait_for_the_next_try(world: World) -> None:
 def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     """A sweeper outlives it."""
     world = World(COLOURS[0])
-    from effectonce.errors import StoreUnavailable
-
     failures = [StoreUnavailable("The server is away.")] * 2
     plain = world.store.scan
 
