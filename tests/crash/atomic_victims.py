@@ -49,25 +49,30 @@ class Ticks:
 
 def connect(place: Place, tick: Callable[..., None] | None = None) -> Any:
     """A connection whose statements are counted, if somebody counts."""
+    connection: Any
     if place.dialect == "sqlite":
-        connection: Any = sqlite3.connect(place.path, timeout=30, check_same_thread=False)
-        if tick:
-            connection.set_trace_callback(tick)
-            connection.execute("PRAGMA cache_size")
+        connection = sqlite3.connect(place.path, timeout=30, check_same_thread=False)
     elif place.dialect == "postgresql":
         connection = psycopg.connect(place.url)
-        if tick:
-            connection.wait = _around(connection.wait, tick)
     else:
         connection = pymysql.connect(**place.mysql())
-        if tick:
-            connection.query = _around(connection.query, tick)
-            connection._send_autocommit_mode = _around(connection._send_autocommit_mode, tick)
-            connection.commit = _around(connection.commit, tick)
+    return counted(connection, tick) if tick else connection
+
+
+def counted(connection: Any, tick: Callable[..., None]) -> Any:
+    """The connection, with somebody who counts its statements."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.set_trace_callback(tick)
+        connection.execute("PRAGMA cache_size")
+    elif isinstance(connection, psycopg.Connection):
+        connection.wait = around(connection.wait, tick)  # type: ignore[method-assign]
+    else:
+        for name in ("query", "_send_autocommit_mode", "commit"):
+            setattr(connection, name, around(getattr(connection, name), tick))
     return connection
 
 
-def _around(function: Callable[..., Any], tick: Callable[..., None]) -> Callable[..., Any]:
+def around(function: Callable[..., Any], tick: Callable[..., None]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         tick()
         result = function(*args, **kwargs)
@@ -134,8 +139,7 @@ class Bank:
 
 
 def prepare(place: Place) -> None:
-    """The tables."""
-    place.prepare()
+    """The tables of accounts and transfers."""
     place.ask(
         f"CREATE TABLE accounts_{place.name} (id VARCHAR(40) PRIMARY KEY, balance INTEGER NOT NULL)",
         f"CREATE TABLE transfers_{place.name} (id VARCHAR(40) NOT NULL)",
@@ -172,7 +176,7 @@ def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
         note(id, answer)
 
 
-def main() -> None:
+def main(live: Callable[[dict[str, Any], Callable[..., None]], None] = live) -> None:
     """Carry out orders until there are none."""
     for line in sys.stdin:
         order = json.loads(line)

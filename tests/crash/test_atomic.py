@@ -7,76 +7,51 @@ it is asked again: every transfer happened once, every repeat has the first answ
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
+from tests.crash.atomic_executioner import (
+    ENGINES,
+    FINAL,
+    Execute,
+    Executioner,
+    kill_at_boundaries,
+    kill_at_random,
+    scene,
+)
 from tests.crash.atomic_victims import AMOUNT, START, Bank, connect, ids_of, open_accounts, prepare
 from tests.integration.transaction_drivers import Place
 
 from effectonce import Message
 
-ROOT = Path(__file__).parents[2]
 MOMENTS = 25
 """Random points on every engine in an ordinary run."""
 SOAK_MOMENTS = 700
 
 
-class Executioner:
+class Auditor(Executioner):
     """Orders victims, and examines what they leave behind."""
 
+    victims = "atomic_victims"
+
     def __init__(self, place: Place, folder: Path) -> None:
-        self.place, self.folder = place, folder
+        super().__init__(place, folder)
         self.bank = Bank(place)
         self.pairs: list[str] = []
-        self.numbers = count(1)
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.crash.atomic_victims import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
 
-    def execute(self, by: str, at: int | None, fault: str = "") -> dict[str, Any]:
-        """Have one victim killed, and examine."""
+    def new_name(self) -> str:
         if not self.pairs:
-            self.pairs = [f"p{next(self.numbers)}" for _ in range(100)]
+            self.pairs = [super(Auditor, self).new_name() for _ in range(100)]
             open_accounts(self.place, self.pairs)
-        pair = self.pairs.pop()
-        journal = self.folder / pair
-        place = (self.place.dialect, self.place.url, self.place.name)
-        order = {"by": by, "at": at, "pair": pair, "journal": str(journal), "place": place, "fault": fault}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        assert not answer["failed"], f"{order} failed instead of dying; its traceback is on stderr"
-        try:
-            self.examine(pair, journal)
-        except AssertionError as error:
-            error.add_note(f"after {order}")
-            raise
-        return answer
+        return self.pairs.pop()
 
-    def examine(self, pair: str, journal: Path) -> None:
+    def examine(self, name: str, answered: dict[str, str]) -> None:
         """Look first, then ask again."""
-        ids = ids_of(pair)
-        answered = dict(line.split() for line in journal.read_text().splitlines()) if journal.exists() else {}
-        bank = self.bank
+        ids, bank = ids_of(name), self.bank
         with closing(connect(self.place)) as bank.connection:
             for id in ids:
                 self.look(bank, id, answered.get(id))
@@ -84,30 +59,21 @@ class Executioner:
                 for id, answer in zip(ids, answers, strict=True):
                     assert answer == ("declined" if "declined" in id else id)
                     assert answer == answered.get(id, answer), "a repeat got another answer"
-            self.balance(bank, pair, ids)
+            self.balance(bank, name, ids)
 
     def look(self, bank: Bank, id: str, answered: str | None) -> None:
         """One look at the effect and the record of a transfer, both of the same moment."""
-        record, states = self.record_of(bank, id)
+        record = self.record_of(bank.receiver.key_of(Message(id=id)))
         transfers = f"SELECT count(*) FROM transfers_{self.place.name} WHERE id = '{id}'"
         effects, state = bank.execute(f"SELECT ({transfers}), ({record})").fetchone()
         bank.connection.rollback()
-        done = state is not None and int(state) in states
+        done = state is not None and int(state) in FINAL
         assert state is None or done, f"a claim can be seen that nobody committed: {state}"
         if "declined" in id:
             assert effects == 0, "a declined transfer has moved money"
         else:
             assert effects == int(done), "effect and record are apart"
         assert done or answered is None, "answered, but not recorded"
-
-    def record_of(self, bank: Bank, id: str) -> tuple[str, set[int]]:
-        """A subquery for the state of a record, and the states that are final."""
-        key = bank.receiver.key_of(Message(id=id))
-        if self.place.dialect == "sqlite":
-            return f"SELECT state FROM effectonce_records WHERE key = '{key}'", {2, 3}
-        if self.place.dialect == "postgresql":
-            return f"SELECT state & 7 FROM records_{self.place.name} WHERE key = '{key}'", {2, 3}
-        return f"SELECT state FROM records_{self.place.name} WHERE `key` = '{key}'", {2, 3}
 
     def balance(self, bank: Bank, pair: str, ids: list[str]) -> None:
         """The books."""
@@ -123,54 +89,30 @@ class Executioner:
 
     def close(self) -> None:
         self.bank.receiver.close()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        super().close()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "mysql"])
-def atomic(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., dict[str, Any]]]:
-    memory = Path("/dev/shm")  # a killed process leaves the kernel's caches alone: no need to wait for a disk
-    inside = memory if os.access(memory, os.W_OK) else tmp_path_factory.mktemp("atomic")
-    folder = Path(tempfile.mkdtemp(prefix="effectonce-atomic-", dir=inside))
-    if request.param == "sqlite":
-        place = Place("sqlite", f"sqlite:///{folder / 'bank.db'}")
-    else:
-        server = request.getfixturevalue("postgres" if request.param == "postgresql" else "mariadb")
-        place = Place(request.param, server.url)
-    prepare(place)
-    executioner = Executioner(place, folder)
-    yield executioner.execute
-    executioner.close()
-    place.ask(f"DROP TABLE accounts_{place.name}", f"DROP TABLE transfers_{place.name}")
-    place.remove()
-    shutil.rmtree(folder)
+@pytest.fixture(scope="module", params=ENGINES)
+def atomic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Execute]:
+    with scene(request, tmp_path_factory) as (place, folder):
+        prepare(place)
+        auditor = Auditor(place, folder)
+        yield auditor.execute
+        auditor.close()
+        place.ask(f"DROP TABLE accounts_{place.name}", f"DROP TABLE transfers_{place.name}")
 
 
-def test_killed_at_every_boundary_of_statements(atomic: Callable[..., dict[str, Any]]) -> None:
+def test_killed_at_every_boundary_of_statements(atomic: Execute) -> None:
     """Before and after each statement that goes to the engine, ours, the handler's and COMMIT."""
-    whole = atomic("statement", None)
-    assert whole["count"] >= 20
-    killed = [atomic("statement", at)["killed"] for at in range(1, whole["count"] + 1)]
-    assert all(killed)
+    assert kill_at_boundaries(atomic) >= 20
 
 
-def kill_at_random(atomic: Callable[..., dict[str, Any]], random: Random, moments: int) -> int:
-    """Kill at moments of a victim's life; how many had not come to its end."""
-    life = min(atomic("statement", None)["seconds"] for _ in range(3))
-    return sum(atomic("time", random.randrange(int(life * 1e6)))["killed"] for _ in range(moments))
-
-
-def test_killed_at_any_moment(atomic: Callable[..., dict[str, Any]]) -> None:
+def test_killed_at_any_moment(atomic: Execute) -> None:
     """Also while the engine is at work: in the middle of a commit as well as between two."""
     assert kill_at_random(atomic, Random(5), MOMENTS)
 
 
-def test_an_effect_that_is_committed_first_is_found_out(atomic: Callable[..., dict[str, Any]]) -> None:
+def test_an_effect_that_is_committed_first_is_found_out(atomic: Execute) -> None:
     """The examiner can say no: who commits the effect and then the record has, at some point, one without the other."""
     with pytest.raises(AssertionError, match="apart"):
         for at in range(1, 30):
@@ -178,7 +120,7 @@ def test_an_effect_that_is_committed_first_is_found_out(atomic: Callable[..., di
 
 
 @pytest.mark.soak
-def test_soak(atomic: Callable[..., dict[str, Any]]) -> None:
+def test_soak(atomic: Execute) -> None:
     """Hundreds of moments on every engine."""
     random = Random(int(os.environ.get("EFFECTONCE_SEED", "0")))
     assert kill_at_random(atomic, random, SOAK_MOMENTS) >= 500

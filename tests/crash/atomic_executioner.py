@@ -1,0 +1,119 @@
+"""Who orders the victims of atomic mode, on every engine, and has each death examined."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.integration.transaction_drivers import Place
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ["sqlite", "postgresql", "mysql"]
+FINAL = {2, 3}
+"""States of a record that has its answer."""
+
+Execute = Callable[..., dict[str, Any]]
+
+
+class Executioner:
+    """Talks to a process that forks victims. Subclasses name those, and examine."""
+
+    victims: str
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        self.place, self.folder, self.numbers = place, folder, count(1)
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.crash.{self.victims} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def new_name(self) -> str:
+        """What the next victim's keys begin with."""
+        return f"p{next(self.numbers)}"
+
+    def execute(self, by: str, at: int | None, fault: str = "") -> dict[str, Any]:
+        """Have one victim killed, and examine."""
+        name = self.new_name()
+        journal = self.folder / name
+        place = (self.place.dialect, self.place.url, self.place.name)
+        order = {"by": by, "at": at, "pair": name, "journal": str(journal), "place": place, "fault": fault}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert not answer["failed"], f"{order} failed instead of dying; its traceback is on stderr"
+        told = journal.read_text().splitlines() if journal.exists() else []
+        try:
+            self.examine(name, dict(line.split() for line in told))
+        except AssertionError as error:
+            error.add_note(f"after {order}")
+            raise
+        return answer
+
+    def examine(self, name: str, answered: dict[str, str]) -> None:
+        """Look at what a victim has left behind, which had given these answers."""
+        raise NotImplementedError
+
+    def record_of(self, key: str) -> str:
+        """A subquery for the state of a record."""
+        if self.place.dialect == "sqlite":
+            return f"SELECT state FROM effectonce_records WHERE key = '{key}'"
+        state, column = ("state & 7", "key") if self.place.dialect == "postgresql" else ("state", "`key`")
+        return f"SELECT {state} FROM records_{self.place.name} WHERE {column} = '{key}'"
+
+    def close(self) -> None:
+        """Let the process end, which has no more victims."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@contextmanager
+def scene(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Place, Path]]:
+    """A database on the engine that the request names, and a folder."""
+    memory = Path("/dev/shm")  # a killed process leaves the kernel's caches alone: no need to wait for a disk
+    inside = memory if os.access(memory, os.W_OK) else tmp_path_factory.mktemp("atomic")
+    folder = Path(tempfile.mkdtemp(prefix="effectonce-atomic-", dir=inside))
+    if request.param == "sqlite":
+        place = Place("sqlite", f"sqlite:///{folder / 'bank.db'}")
+    else:
+        server = request.getfixturevalue("postgres" if request.param == "postgresql" else "mariadb")
+        place = Place(request.param, server.url)
+    place.prepare()
+    yield place, folder
+    place.remove()
+    shutil.rmtree(folder)
+
+
+def kill_at_boundaries(execute: Execute, every: int = 1) -> int:
+    """Kill before and after each statement, or every so many of these points; how many there are in a whole life."""
+    whole: int = execute("statement", None)["count"]
+    assert all(execute("statement", at)["killed"] for at in range(1, whole + 1, every))
+    return whole
+
+
+def kill_at_random(execute: Execute, random: Random, moments: int) -> int:
+    """Kill at moments of a victim's life; how many had not come to its end."""
+    life = min(execute("statement", None)["seconds"] for _ in range(3))
+    return sum(execute("time", random.randrange(int(life * 1e6)))["killed"] for _ in range(moments))
