@@ -67,9 +67,7 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
         return make(Decision, (REPLAY, record, record.expires_at - now))
     if state is IN_DOUBT:  # 4. ended without a word
         return Decision(Verdict.IN_DOUBT, record)
-    if (
-        state is PENDING
-    ):  # 5. somebody holds it: me (the reply was lost), or another whose lease lives or is over
+    if state is PENDING:  # 5. held: by me (the reply was lost), or by another, whose lease lives or is over
         if record.owner == claim.owner:
             return Decision(CLAIMED, _held(claim, record.fence, record.attempts, now, record.result))
         if record.lease_until > now:
@@ -78,9 +76,7 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
             return Decision(Verdict.IN_DOUBT, _ended(record, IN_DOUBT, record.result, now + claim.keep))
     if claim.max_attempts is not None and record.attempts >= claim.max_attempts:  # 6. tried often enough
         return Decision(Verdict.EXHAUSTED, _ended(record, FAILED, None, now + claim.keep))
-    verdict = (
-        Verdict.TAKEN_OVER if state is PENDING else Verdict.CLAIMED
-    )  # 7. crashed or released: next attempt
+    verdict = Verdict.TAKEN_OVER if state is PENDING else CLAIMED  # 7. crashed or released: next attempt
     return Decision(verdict, _held(claim, record.fence + 1, record.attempts + 1, now, record.result))
 
 
