@@ -40,8 +40,9 @@ CASES = (
         op="new",
         rows=(
             Row("raw", "raw", "by hand", note="BEGIN, claim, work, complete, COMMIT"),
-            Row("work alone", "raw", "alone", note="unprotected"),
+            Row("the same work without effectonce", "raw", "alone", note="unprotected"),
             Row("effectonce atomic", "effectonce", "atomic", floor=1.0),
+            Row("DBOS, transactional step", "dbos", "transaction"),
         ),
         budget_seconds=0.3,
     ),
