@@ -25,13 +25,17 @@ from .._records import make
 from ..codec import Form, canonical_json
 from ..errors import (
     AttemptsExhausted,
+    BadRequest,
     EffectOnceError,
+    Fenced,
     InDoubt,
     InProgress,
     InvalidKey,
     KeyReused,
     LeaseLost,
     ResultUnavailable,
+    SessionExpired,
+    StaleRequest,
     StoreError,
     StoreUnavailable,
     Unencodable,
@@ -318,6 +322,9 @@ PROBLEMS: dict[str, Kind] = {
     "outcome-unknown": Kind(409, "It is not known whether the first request was done", False),
     "attempts-exhausted": Kind(409, "The request was tried too often", False),
     "session-expired": Kind(410, "The client's session has expired", False),
+    "request-stale": Kind(409, "The client has acknowledged a request of this number", False),
+    "client-fenced": Kind(409, "Another process goes on with the client's session", False),
+    "request-invalid": Kind(400, "The request has no place in the client's session", False),
     "store-unavailable": Kind(503, "The request can't be handled safely now", True),
 }
 """Every kind of problem by its code."""
@@ -369,6 +376,10 @@ def _in_progress(error: EffectOnceError, busy_status: int) -> Problem:
 _PROBLEM_OF: tuple[tuple[type[EffectOnceError], Callable[[EffectOnceError, int], Problem]], ...] = (
     (InProgress, _in_progress),
     (LeaseLost, _in_progress),
+    (SessionExpired, lambda *_: Problem("session-expired", "Nothing was done. Open a new session.")),
+    (StaleRequest, lambda *_: Problem("request-stale", "Send a new request with a new number.")),
+    (Fenced, lambda *_: Problem("client-fenced", "Nothing was done. Open a session of your own.")),
+    (BadRequest, lambda error, _: Problem("request-invalid", str(error))),
     (KeyReused, lambda *_: Problem("key-reused", "Send a new request with a new key.")),
     (InDoubt, lambda *_: Problem("outcome-unknown", "It has to be looked into before it can be answered.")),
     (ResultUnavailable, lambda *_: Problem("response-not-replayable", "Ask for its result by other means.")),

@@ -98,13 +98,10 @@ class _Covered:
 
     def run(self, key: str | None) -> Iterable[bytes]:
         """Answer it, by running the app or without."""
-        boundary, rules, environ = self._middleware.boundary, self._rules, self._environ
-        scope = checked_scope(self._middleware.scope_of(environ))
+        scope = checked_scope(self._middleware.scope_of(self._environ))
         fingerprint = self._take_in_body()
         try:
-            if key is None:
-                key = natural_key(rules, request_of(environ), whole(self.body))
-            self.exchange = Exchange(boundary, rules, boundary.receiver.blocking, key, scope)
+            self.exchange = self.exchange_of(key, scope)
             answer = run(self.exchange.open(fingerprint))
             result = self._handle() if answer is None else _send(self._start_response, answer)
         except BaseException:
@@ -113,6 +110,13 @@ class _Covered:
         if not isinstance(result, _Stream):
             self.body.close()
         return result
+
+    def exchange_of(self, key: str | None, scope: str) -> Exchange:
+        """The request on its way through the flow."""
+        boundary = self._middleware.boundary
+        if key is None:
+            key = natural_key(self._rules, request_of(self._environ), whole(self.body))
+        return Exchange(boundary, self._rules, boundary.receiver.blocking, key, scope)
 
     def _take_in_body(self) -> bytes:
         """Read the body to its end, put it where the app will look for it, and say what was asked."""

@@ -48,6 +48,12 @@ class ClientSession:
         with self._changed:
             return sorted(self._outstanding)
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether ``begin`` and ``done`` wait for nothing: there is room in the window, and no journal."""
+        with self._changed:
+            return self._journal is None and self._has_room()
+
     def in_doubt(self) -> list[Entry]:
         """Requests in the journal that were sent, or were about to be, and have no answer."""
         return [] if self._journal is None else self._journal.in_doubt()

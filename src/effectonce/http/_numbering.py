@@ -1,0 +1,58 @@
+"""What HTTP clients of a session do before and after a request: give it its number, and hear what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from hashlib import sha256
+from urllib.parse import urlsplit
+
+from ..errors import UsageError
+from ..sessions import ClientSession, Request
+from ..sessions._request import CLIENT, NUMBER
+from ._retrying import Answer, Rules
+
+
+class Numbering:
+    """Numbers the requests of one session."""
+
+    def __init__(self, session: ClientSession, rules: Rules) -> None:
+        if not isinstance(session, ClientSession):
+            raise UsageError(f"{session!r} is not a ClientSession. Write http_session(url, client).")
+        self.session, self.rules = session, rules
+
+    def covers(self, method: str) -> bool:
+        """Whether requests of this method get a number."""
+        return method in self.rules.methods
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a number is to be had without waiting for answers or for a disk."""
+        return self.session.is_quick
+
+    def begin(
+        self, method: str, url: str, headers: MutableMapping[str, str], body: bytes, name: str | None
+    ) -> Request:
+        """The number of a request: the one that it has, if it was sent before, or that its name has, or the next."""
+        session = self.session
+        if headers.get(CLIENT) == session.client and headers.get(NUMBER, "").isdigit():
+            numbered = session.again(Request(session.client, int(headers[NUMBER])))
+        else:
+            parts = urlsplit(url)
+            place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+            asked = [method, place, sha256(f"{url}\n".encode() + body).hexdigest()]
+            numbered = session.begin(asked, name=name)
+        for header, value in numbered.headers.items():
+            headers[header] = value
+        return numbered
+
+    def settle(self, request: Request, answer: Answer) -> None:
+        """Acknowledge an answer that says what became of a request; else it stays outstanding."""
+        if self.rules.settles(answer):
+            self.session.done(request, answer.status)
+
+    def note(self, request: Request, error: Exception) -> None:
+        """Say what can be done about a request without an answer."""
+        error.add_note(
+            f"Request {request.number} of the session has no answer. Send the same request object, or the same name, "
+            "again to find out; or say session.give_up(request)."
+        )

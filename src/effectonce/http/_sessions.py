@@ -1,0 +1,133 @@
+"""Client sessions over HTTP: what a request's place is, what it is answered, and the path where clients register.
+
+A covered request with ``Client-Id``, ``Request-Number`` and ``Acked-Through`` (and ``Client-Epoch`` after a restart) is
+one of a session; every other goes by its Idempotency-Key. At the session path a client registers (POST), goes on after
+a restart (POST with its id), keeps its session alive (PUT) and ends it (DELETE). The methods are coroutines in the
+adapter's own colour, so that ASGI and WSGI share every line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .._attempt import Attempt
+from .._flow import Colour
+from .._messages import Outcome
+from ..errors import BadRequest, Refused, StoreError, UsageError
+from ..sessions import Opened, Request, Sessions
+from ..sessions._request import ACKED, CLIENT, EPOCH, NUMBER
+from ..sessions._server import sound
+from ..stores import Store
+from ._boundary import Boundary, Exchange, Wish
+from ._exchange import ANSWER, Answer, Header, Problem, problem_of
+from ._rules import Rules
+
+CLIENT_HEADER = CLIENT.lower().encode()
+DEFAULT_PATH = "/session"
+
+
+def request_in(headers: Mapping[str, str]) -> Request:
+    """The place of a request that its headers tell. Raises ``Problem``."""
+    try:
+        return Request.from_headers(headers)
+    except BadRequest as refused:
+        raise Problem("request-invalid", str(refused)) from None
+
+
+class SessionExchange(Exchange):
+    """One request of a session, on its way through the flow."""
+
+    def __init__(
+        self,
+        boundary: Boundary,
+        rules: Rules,
+        colour: Colour,
+        request: Request,
+        scope: str,
+        sessions: Sessions,
+    ) -> None:
+        super().__init__(boundary, rules, colour, str(request.number), scope)
+        self.flow, self._request, self._sessions = sessions.receiver.flow, request, sessions
+
+    async def open(self, fingerprint: bytes) -> Answer | None:
+        """Claim the number: the answer to give at once, or None if the handler has to run."""
+        terms = sound(self.rules.terms)
+        try:
+            self.call = self._sessions.call_of(self._request, fingerprint, terms, ANSWER, self.scope)
+            opened = await self.flow.open(self.colour, self.call)
+        except Refused as refused:
+            return self.given(Outcome("failed", error=refused))
+        if not isinstance(opened, Attempt):
+            return self.given(opened)
+        self.attempt, self.wish = opened, Wish()
+        return None
+
+    @property
+    def marks(self) -> tuple[Header, ...]:
+        """The headers that say which request an answer belongs to."""
+        exposed = f"{NUMBER}, {self.rules.replayed_header}".encode()
+        return (NUMBER.lower().encode(), self.key.encode()), (b"access-control-expose-headers", exposed)
+
+
+class SessionPath:
+    """The place where clients register."""
+
+    def __init__(self, sessions: Sessions, path: str) -> None:
+        if not isinstance(sessions, Sessions):
+            raise UsageError(f"sessions={sessions!r} are not Sessions. Write Sessions(receiver).")
+        if not path.startswith("/"):
+            raise UsageError(f"session_path={path!r} must begin with a slash.")
+        self.sessions, self.path = sessions, path
+
+    async def answer(self, store: Store, method: str, headers: Mapping[str, str], scope: str) -> Answer:
+        """What a client gets there."""
+        try:
+            opened = await self._asked(store, method, headers, scope)
+        except (Refused, StoreError) as error:
+            problem = problem_of(error)
+            if problem is None:
+                raise
+            return problem.answer()
+        if opened is None:
+            return Answer(204, ((b"cache-control", b"no-store"),), b"")
+        return _told(201 if method == "POST" and CLIENT.lower() not in headers else 200, opened)
+
+    async def _asked(
+        self, store: Store, method: str, headers: Mapping[str, str], scope: str
+    ) -> Opened | None:
+        sessions = self.sessions
+        client = headers.get(CLIENT.lower(), "")
+        if method == "POST" and not client:
+            return await sessions._open(store, scope)
+        acked, epoch = headers.get(ACKED.lower(), "0"), headers.get(EPOCH.lower(), "1")
+        place = Request.from_headers({CLIENT: client, NUMBER: "1", ACKED: acked, EPOCH: epoch})
+        kind = {"POST": "resume", "PUT": "touch", "DELETE": "end"}.get(method)
+        if kind is None:
+            raise BadRequest(
+                "POST opens a session, or resumes the one of Client-Id; PUT keeps it; DELETE ends it."
+            )
+        opened = await sessions._contact(store, kind, client, scope, place.epoch, place.acked)
+        return None if kind == "end" else opened
+
+
+def _told(status: int, opened: Opened) -> Answer:
+    body = json.dumps(opened._asdict()).encode()
+    headers: tuple[Header, ...] = (
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+    )
+    return Answer(status, headers, body)
+
+
+def opened_from(document: Any) -> Opened:
+    """What a client reads from the answer at the session path."""
+    try:
+        opened = Opened(**{name: document[name] for name in Opened._fields})
+        if type(opened.client) is str and opened.client and type(opened.epoch) is int:
+            return opened
+    except (TypeError, KeyError):
+        pass
+    raise UsageError("This is not the answer of a session path. Check its URL.")
