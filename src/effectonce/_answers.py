@@ -62,7 +62,7 @@ def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
     """The command that records a result. A result that can't be stored never costs the completion."""
     claim = attempt.claim
     result = encoded(call.policy, call.hint, value)
-    return Completion(claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep)
+    return make(Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True))
 
 
 def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:

@@ -103,7 +103,7 @@ class Blocking:
             with suppress(IndexError):  # nothing left to do
                 while True:
                     place, job = todo.popleft()
-                    results[place] = context.copy().run(lambda: run(job()))  # noqa: B023 - runs at once
+                    results[place] = context.copy().run(run, job())
 
         def help_out() -> None:
             call_for_help()

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, Attempt, Unprotected
-from ._flow import Colour, Flow, insist
+from ._flow import CLAIMED, DONE, Colour, Flow, insist
 from ._messages import Outcome
-from ._records import Claim, Completion, Decision, Ending, State, Verdict
+from ._records import Claim, Completion, Decision, Ending, State, Verdict, make
 from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError
 
 MAX_SIZE = 1000
@@ -67,8 +67,8 @@ class _Piece:
     async def run(self) -> list[Outcome[Any]]:
         """Claim, run, record. A repeat inside the batch has the outcome of its first."""
         first: dict[tuple[str, bytes], int] = {}
-        for index, (call, _) in enumerate(self.slots):
-            first.setdefault((call.key, call.fingerprint), index)
+        for index, ((claim, _, _), _) in enumerate(self.slots):
+            first.setdefault((claim.key, claim.fingerprint), index)
         by_key: dict[str, int] = {}
         for (key, _), index in first.items():
             by_key.setdefault(key, index)
@@ -84,6 +84,8 @@ class _Piece:
             raise
         if self.interrupted is not None:
             raise self.interrupted
+        if len(first) == len(self.slots):
+            return [self.outcomes[index] for index in range(len(self.slots))]
         return [
             self._outcome(index, first[call.key, call.fingerprint])
             for index, (call, _) in enumerate(self.slots)
@@ -91,8 +93,8 @@ class _Piece:
 
     async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
         """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
-        claims = [self.slots[index][0].claim for index in indexes]
-        sent_at = self.flow.monotonic()
+        flow, claims = self.flow, [self.slots[index][0].claim for index in indexes]
+        sent_at = flow.monotonic()
         decisions: Sequence[Decision | StoreError]
         try:
             decisions = await self._send(claims)
@@ -102,12 +104,17 @@ class _Piece:
         for index, decision in zip(indexes, decisions, strict=True):
             call = self.slots[index][0]
             if isinstance(decision, StoreError):
-                admitted = self.flow.fall_back(call, decision, sent_at)
+                admitted = flow.fall_back(call, decision, sent_at)
+            elif (
+                decision.verdict is CLAIMED and decision.record is not None
+            ):  # the way of nearly every message
+                opened[index] = flow.begin(call, CLAIMED, decision.record, sent_at)
+                continue
             elif _has_to_wait(call, decision):
                 opened[index] = None
                 continue
             else:
-                admitted = self.flow.admit(call, decision, sent_at)
+                admitted = flow.admit(call, decision, sent_at)
             if isinstance(admitted, Attempt):
                 opened[index] = admitted
             else:
@@ -148,10 +155,17 @@ class _Piece:
         call, args = self.slots[index]
         if attempt is None:
             return await self._alone(self.flow.run(self.colour, call, self.handler, args, {}))
+        token = CURRENT.set(attempt)
+        attempt.line = get_ident()
         try:
-            return _Ran(attempt, await self._invoke(attempt, args), None)
+            value = self.handler(*args)
+            if type(value) is CoroutineType or (self.colour.awaits and inspect.isawaitable(value)):
+                value = await self.colour.attend(attempt, value)
+            return make(_Ran, (attempt, value, None))
         except BaseException as error:
             return _Ran(attempt, None, error)
+        finally:
+            CURRENT.reset(token)
 
     async def _alone(self, flow: Coroutine[Any, Any, Outcome[Any]]) -> Outcome[Any] | None:
         """The outcome of one message that goes its own way; what interrupts it interrupts the batch, later."""
@@ -162,17 +176,6 @@ class _Piece:
         except BaseException as error:
             self.interrupted = self.interrupted or error
             return None
-
-    async def _invoke(self, attempt: Attempt, args: tuple[Any, ...]) -> Any:
-        token = CURRENT.set(attempt)
-        attempt.line = get_ident()
-        try:
-            value = self.handler(*args)
-            if type(value) is CoroutineType or (self.colour.awaits and inspect.isawaitable(value)):
-                value = await self.colour.attend(attempt, value)
-            return value
-        finally:
-            CURRENT.reset(token)
 
     async def _record(self, ran: dict[int, _Ran]) -> None:
         endings: dict[int, Completion] = {}
@@ -192,9 +195,15 @@ class _Piece:
         store, sent = self.colour.store, list(endings.values())
         answered, cancelled = await insist(self.colour, lambda: store.complete_many(sent))
         self.interrupted = self.interrupted or cancelled
-        for place, (index, ending) in enumerate(endings.items()):
-            answer = answered if isinstance(answered, StoreError) else answered[place]
-            self.outcomes[index] = await self._ended(self.slots[index][0], ran[index], ending, answer)
+        each: Sequence[Ending | StoreError] = (
+            [answered] * len(sent) if isinstance(answered, StoreError) else answered
+        )
+        for (index, ending), answer in zip(endings.items(), each, strict=True):
+            call, (attempt, value, error) = self.slots[index][0], ran[index]
+            if answer is DONE and error is None:  # the way of nearly every message
+                self.outcomes[index] = self.flow.recorded(call, attempt, ending, value)
+            else:
+                self.outcomes[index] = await self._ended(call, ran[index], ending, answer)
 
     async def _ended(
         self, call: Call, ran: _Ran, ending: Completion, answer: Ending | StoreError

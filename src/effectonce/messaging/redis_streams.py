@@ -26,7 +26,7 @@ from .._durations import Duration, seconds
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
 
 try:
     import redis
@@ -140,12 +140,14 @@ class _Streams:
         return [self._delivery(entry_id, fields, counts.get(entry_id, 2)) for entry_id, fields in entries]
 
     def _delivery(self, entry_id: bytes, fields: Fields, times: int) -> Delivery:
-        place = entry_id.decode()
-        usual = or_place("the field id", fields.get(b"id"), *place.split("-"))
-        ids = candidates(self.id, fields, lambda name: fields.get(name.encode()), usual)
-        size = sum(len(name) + len(value) for name, value in fields.items())
-        sent = int(place.partition("-")[0]) / 1000
-        return Delivery(entry_id, self._stream, ids, fields, size, sent, times)
+        found, milliseconds = fields.get(b"id"), entry_id.partition(b"-")[0]
+        if found is not None and self.id is None:  # the usual one, by the shortest way
+            ids: tuple[tuple[str, object], ...] = (("the field id", found),)
+        else:
+            usual = or_place("the field id", found, *entry_id.decode().split("-"))
+            ids = candidates(self.id, fields, lambda name: fields.get(name.encode()), usual)
+        size = sum(map(len, fields)) + sum(map(len, fields.values()))
+        return Delivery(entry_id, self._stream, ids, fields, size, int(milliseconds) / 1000, times)
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
@@ -155,7 +157,7 @@ class _Streams:
                 pipeline.xadd(self._dead, delivery.body | labels(letter, delivery))
             await _done(pipeline.execute())
         pipeline = self._client.pipeline(transaction=False)
-        done = [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack | DeadLetter)]
+        done = [delivery.handle for delivery, verdict in settled if not isinstance(verdict, Nack)]
         if done:
             pipeline.xack(self._stream, self.group, *done)
         for delivery, verdict in settled:
