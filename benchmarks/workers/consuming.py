@@ -24,17 +24,19 @@ SIDE_BY_SIDE = 16
 
 def open_subject(setup: Setup, contender: str) -> Subject:
     """A consumer of effectonce, or a raw one."""
-    broker, _, store = setup.url.partition(" ")
+    urls = [url for url in setup.url.split(" ") if not url.startswith("postgresql")]
+    database = next((url for url in setup.url.split(" ") if url.startswith("postgresql")), "")
+    broker, store = urls[0], urls[-1]
     source = SOURCES[setup.store](broker)
     drive: Any = asyncio.Runner().run if source.awaits else run
     drive(source.open())
-    handlers = Handlers(store or broker, is_idle=setup.op.endswith("idle"))
+    handlers = Handlers(drive(write_of(setup.op.rpartition("-")[2], store, database, source.awaits)))
     if contender == "raw":
         drive(source.subscribe())
         drain: Any = RawConsumer(source, handlers, is_crowd=setup.variant == "side by side").drain
     else:
         limit = 1 if setup.variant == "in turn" else SIDE_BY_SIDE
-        drain = OurConsumer(source, handlers, Receiver(store or broker, consumer="bench"), limit).drain
+        drain = OurConsumer(source, handlers, Receiver(store, consumer="bench"), limit).drain
     return Consuming(source, drive, drain, handlers)
 
 
@@ -60,26 +62,51 @@ class Consuming:
         """The worker ends with its connections."""
 
 
-class Handlers:
-    """What is to be done with a payload: nothing, or one write; and how often it was."""
+Write = Callable[[str], Any] | None
 
-    def __init__(self, url: str, *, is_idle: bool) -> None:
+
+async def write_of(kind: str, store: str, database: str, awaits: bool) -> Write:
+    """What a handler does for an order: nothing, one key in Redis, or one row that is committed to PostgreSQL."""
+    if kind == "idle":
+        return None
+    if kind == "key":
         import redis.asyncio
 
+        client: Any = redis.asyncio.Redis.from_url(store) if awaits else redis.Redis.from_url(store)
+        return lambda order: client.set(f"done:{order}", "1", ex=60)
+    import psycopg
+
+    with psycopg.connect(database, autocommit=True) as own:
+        own.execute(
+            "CREATE TABLE done (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL)"
+        )
+    connection: Any
+    if awaits:
+        connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
+    else:
+        connection = psycopg.connect(database, autocommit=True)
+    return lambda order: connection.execute("INSERT INTO done (name) VALUES (%s)", (order,))
+
+
+class Handlers:
+    """What is to be done with a payload, and how often it was."""
+
+    def __init__(self, write: Write) -> None:
         self.runs = 0
         self.at_run: Callable[[], object] = lambda: None
-        self._is_idle = is_idle
-        self._client, self._aclient = redis.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
+        self._write = write
 
     def handle(self, payload: Any) -> None:
-        if not self._is_idle:
-            self._client.set(f"done:{payload['order']}", "1", ex=60)
+        """The handler of a blocking consumer."""
+        if self._write is not None:
+            self._write(payload["order"])
         self.runs += 1
         self.at_run()
 
     async def ahandle(self, payload: Any) -> None:
-        if not self._is_idle:
-            await self._aclient.set(f"done:{payload['order']}", "1", ex=60)
+        """The handler of a consumer on an event loop."""
+        if self._write is not None:
+            await self._write(payload["order"])
         self.runs += 1
         self.at_run()
 
