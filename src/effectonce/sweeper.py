@@ -27,7 +27,17 @@ from ._answers import call_of
 from ._durations import Duration, seconds
 from ._protocol import is_abandoned
 from ._records import Record, State
-from .errors import Compensated, EffectOnceError, InDoubt, InProgress, InvalidKey, LeaseLost, UsageError
+from .errors import (
+    Compensated,
+    EffectOnceError,
+    InDoubt,
+    InProgress,
+    InvalidKey,
+    LateArrival,
+    LeaseLost,
+    NotApplied,
+    UsageError,
+)
 from .keys import Key
 from .saga._driver import Unfinished
 from .sweeping import Redrive, doubted, every
@@ -60,6 +70,8 @@ class Figures:
     completed: int = 0
     compensated: int = 0
     """Sagas that were undone here."""
+    given_back: int = 0
+    """Sagas that had not begun: nothing was done, and nobody knows what was asked for. Their clients may ask again."""
     redriven: int = 0
     """Handlers of other operations that returned."""
     in_doubt: int = 0
@@ -224,8 +236,10 @@ class Sweeper:
         if outcome.status == "executed":
             figures.completed += 1
             log.info("completed %s", record.key)
-        elif outcome.replayed or isinstance(error, InProgress | LeaseLost):
+        elif outcome.replayed or isinstance(error, InProgress | LateArrival | LeaseLost):
             pass  # somebody else was first
+        elif isinstance(error, NotApplied):
+            figures.given_back += 1
         elif isinstance(error, Compensated):
             figures.compensated += 1
             log.info("compensated %s: %s", record.key, error.reason)

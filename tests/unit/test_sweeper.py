@@ -151,8 +151,26 @@ def test_a_saga_that_never_began_is_given_back(world: World) -> None:
     claiming = receiver.claim("o-1", operation="saga:fulfil", policy=world.saga(receiver).policy)
     copy_context().run(claiming.__enter__)
     world.clock.advance(LEASE + 1)
-    world.sweeper().run_once()
+    done = world.sweeper().run_once()
+    assert (done.given_back, done.failed) == (1, 0)
     assert world.states() == {"ABSENT"}
+
+
+def test_a_saga_that_is_forgotten_meanwhile_is_not_begun_anew(world: World) -> None:
+    """Between the look and the claim it ended and expired: there is nothing to go on with."""
+    world.leave("o-1", "ship")
+    world.clock.advance(LEASE + 1)
+    plain = world.store.scan
+
+    async def scan(*args: Any, **choices: Any) -> list[Record]:
+        found = await plain(*args, **choices)
+        world.store._records.clear()
+        return found
+
+    world.store.scan = scan  # type: ignore[method-assign]
+    done = world.sweeper().run_once()
+    assert (done.abandoned, done.completed, done.given_back, done.failed) == (1, 0, 0, 0)
+    assert world.store._records == {}
 
 
 def test_old_versions_go_on_under_their_own_definition(world: World) -> None:

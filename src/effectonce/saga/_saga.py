@@ -135,7 +135,7 @@ class Saga:
     async def redrive(self, colour: Colour, record: Record, rest: Rest | None) -> Outcome[dict[str, Any]]:
         """Go on with an abandoned saga; one that somebody else goes on with is left alone."""
         policy = self.policy.but(busy="reject")
-        call = call_of(record.key, record.fingerprint, policy, self._hint)
+        call = call_of(record.key, record.fingerprint, policy, self._hint, may_create=False)
         return await self._outcome(colour, call, NOTHING, rest)
 
     def check_outline(self, names: Any, key: str) -> None:
