@@ -9,5 +9,6 @@ from pathlib import Path
 def statements(file: str, beside: str = __file__) -> dict[str, str]:
     """The statements of a file in the folder ``sql`` beside a module, by name."""
     text = (Path(beside).parent / "sql" / file).read_text(encoding="utf-8")
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    # Comments before a name are about what follows it, and may speak of its parameters: they go with neither statement.
+    parts = re.split(r"(?:^--.*\n)*^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
