@@ -73,7 +73,7 @@ class ClientSession:
                 )
             number = self._next
             if self._journal is not None:
-                self._journal.begin(number, name, _asked(payload), payload)
+                number = self._journal.begin(self.epoch, name, _asked(payload), payload)
             self._next = number + 1
             self._outstanding[number] = None
             return Request(self.client, number, self._acked(), payload, self.epoch)

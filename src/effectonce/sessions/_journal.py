@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import codec
 from .._journal_file import JournalFile
-from ..errors import StoreMismatch, UsageError
+from ..errors import Fenced, UsageError
 from ._request import Opened
 
 ROWS: Final = "SELECT number, name, asked, payload, answer, done FROM requests"
@@ -70,18 +70,21 @@ class Journal(JournalFile):
             )
         return int(following)
 
-    def begin(self, number: int, name: str | None, asked: bytes, payload: Any) -> None:
-        """A request is about to be sent. Durable on return."""
+    def begin(self, epoch: int, name: str | None, asked: bytes, payload: Any) -> int:
+        """The number of a request that is about to be sent. Durable on return."""
         data = None if payload is None else codec.encode(payload)
         with self.writing() as file:
-            if not file.execute("UPDATE session SET next = ? WHERE next = ?", (number + 1, number)).rowcount:
-                raise StoreMismatch(
-                    f"Another process counts on in {self.path.name}. Resume the session to go on in its place."
+            counted = "UPDATE session SET next = next + 1 WHERE epoch = ? RETURNING next - 1"
+            row = file.execute(counted, (epoch,)).fetchone()
+            if row is None:
+                raise Fenced(
+                    f"Another process has resumed the session of {self.path.name}, and goes on with it."
                 )
             file.execute(
                 "INSERT INTO requests (number, name, asked, payload) VALUES (?, ?, ?, ?)",
-                (number, name, asked, data),
+                (row[0], name, asked, data),
             )
+        return int(row[0])
 
     def settle(self, number: int, answer: Any, given_up: bool) -> None:
         """It is answered, or given up. A named one that is answered stays, so that it is never sent again."""
