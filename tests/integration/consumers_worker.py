@@ -142,6 +142,37 @@ def kafka_asyncio(books: Books, receiver: Any, topic: str, **configuration: Any)
     asyncio.run(main())
 
 
+def transformer(books: Books, receiver: Any, topic: str, out: str, **configuration: Any) -> None:
+    made, handler = _transformer(receiver, topic, out, configuration)
+    signal.signal(signal.SIGTERM, lambda *_: made.stop())
+    say_ready(books)
+    made.run(handler)
+
+
+def transformer_aio(books: Books, receiver: Any, topic: str, out: str, **configuration: Any) -> None:
+    made, handler = _transformer(receiver, topic, out, configuration)
+
+    async def coroutine(message: Message) -> Any:
+        return handler(message)
+
+    async def main() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, made.stop)
+        say_ready(books)
+        await made.arun(coroutine)
+
+    asyncio.run(main())
+
+
+def _transformer(receiver: Any, topic: str, out: str, configuration: Any) -> tuple[Any, Any]:
+    """What is made of one partition's records has one key, so that it keeps its order."""
+    from effectonce.messaging.kafka import Output, Transformer
+
+    # What a killed process has begun is ended by its time-out, since nobody opens its id again.
+    mine = configuration | {"transactional.id": f"{topic}-{os.getpid()}", "transaction.timeout.ms": 3000}
+    made = Transformer(mine, topic, receiver=receiver, **OPTIONS)
+    return made, lambda message: Output(out, message.id, key=f"k-{int(message.id[2:]) % 3}")
+
+
 def order_of(body: bytes) -> Any:
     """The id in a message whose broker would itself drop repetitions that have it in a header."""
     return json.loads(body)["order"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from effectonce.messaging._delivery import Ack, DeadLetter, Nack, Verdict
 from effectonce.messaging._kafka import Pauses, Place, Record, delivery_of, plan
 from effectonce.testing.clocks import wait_until
 
-CLIENTS = pytest.mark.parametrize("name", ["confluent", "aiokafka"])
+CLIENTS = pytest.mark.parametrize("name", ["confluent", "confluent_aio", "aiokafka"])
 PARTITIONS = 3
 GROUP = "billing"
 
@@ -147,6 +148,11 @@ def consume(
         return handler(message)
 
     async def main() -> None:
+        if name == "confluent_aio":
+            consumer = messaging_kafka.Consumer(topic.configuration, topic.name, **choices)
+            stop_when(consumer, until, time.monotonic() + 60)
+            await consumer.arun(coroutine)
+            return
         settings = {name.replace(".", "_"): value for name, value in topic.configuration.items()}
         client = AIOKafkaConsumer(**settings, enable_auto_commit=False, auto_offset_reset="earliest")
         producer = AIOKafkaProducer(bootstrap_servers=topic.servers)
@@ -292,6 +298,10 @@ def test_a_long_handler_keeps_its_partitions(name: str, topic: Topic) -> None:
         return consumer
 
     async def main(receiver: Receiver) -> None:
+        if name == "confluent_aio":
+            consumer = messaging_kafka.Consumer(topic.configuration, topic.name, receiver=receiver)
+            await with_beats(consumer).arun(aslow)
+            return
         settings = {name.replace(".", "_"): value for name, value in topic.configuration.items()}
         client = AIOKafkaConsumer(**settings, enable_auto_commit=False, auto_offset_reset="earliest")
         producer = AIOKafkaProducer(bootstrap_servers=topic.servers)
@@ -306,6 +316,35 @@ def test_a_long_handler_keeps_its_partitions(name: str, topic: Topic) -> None:
             asyncio.run(main(receiver))
     assert len(beats) >= 3
     assert sorted(ran) == ["later-0", "later-1", "later-2", "slow"]
+
+
+@CLIENTS
+def test_a_partition_that_rests_goes_on_after_a_rebalance(name: str, topic: Topic) -> None:
+    """Its pause belongs to who had it before; whoever gets it begins at once, also if that is the same consumer."""
+    topic.produce("flaky", partition=0)
+    topic.flush()
+    ran: list[str] = []
+    other: list[threading.Thread] = []
+
+    def join_and_leave() -> None:
+        member = Consumer(topic.configuration | {"enable.auto.commit": False})
+        member.subscribe([topic.name])
+        deadline = time.monotonic() + 60
+        while not member.assignment() and time.monotonic() < deadline:
+            member.poll(0.1)
+        member.close()
+
+    def handler(message: Message) -> None:
+        ran.append(message.id)
+        if len(ran) == 1:
+            other.append(threading.Thread(target=join_and_leave))
+            other[0].start()
+            raise ValueError("not now")
+
+    with Receiver("memory://") as receiver:
+        consume(name, topic, receiver, handler, topic.is_done, retry=("10m", "10m"))
+    other[0].join()
+    assert ran == ["flaky", "flaky"]
 
 
 def test_a_consumer_that_commits_by_itself_is_refused() -> None:

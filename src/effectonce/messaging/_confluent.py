@@ -81,6 +81,7 @@ class Confluent:
 
     def _forget_all(self) -> None:
         self._pauses, self._assigned, self._is_parked = Pauses(), set[Place](), False
+        self._fresh: set[Place] = set()
         self._trouble: Exception | None = None
 
     async def open(self) -> None:
@@ -100,6 +101,7 @@ class Confluent:
     async def _take(self, _: Any, partitions: list[TopicPartition]) -> None:
         places = {Place(each.topic, each.partition) for each in partitions}
         self._assigned |= places
+        self._fresh |= places
         if self.cursors is None:
             return
         try:
@@ -122,6 +124,7 @@ class Confluent:
     async def _give(self, _: Any, partitions: list[TopicPartition]) -> None:
         given = {Place(each.topic, each.partition) for each in partitions}
         self._assigned -= given
+        self._fresh -= given
         self._pauses.forget(given)
         if self.cursors is not None:
             self.cursors.forget(map(str, given))
@@ -131,25 +134,23 @@ class Confluent:
         return 0
 
     async def fetch(self, most: int) -> Sequence[Delivery]:
-        now = time.monotonic()
         async with self._lock:
-            due = self._pauses.due(now)
-            if self._is_parked:
-                due, self._is_parked = list(self._assigned - self._pauses.resting()), False
-            if due:
-                await done(self._consumer.resume([_at(place) for place in due]))
-            first = await done(self._consumer.poll(self._pauses.wait(now)))
-            self._raise_trouble()
-            if first is None:
-                return ()
-            # What has arrived already: to wait for more would hold up the first.
-            found = [first]
-            if most > 1:
-                found += await done(self._consumer.consume(most - 1, timeout=0))
-                self._raise_trouble()
-        return [
-            delivery_of(self._record(message), self._wanted) for message in found if self._is_record(message)
-        ]
+            return [delivery_of(record, self._wanted) for record in await self._poll(most)]
+
+    async def _poll(self, most: int) -> list[Record]:
+        now = time.monotonic()
+        # The client keeps a partition paused that was so when it was given away, also if it comes back.
+        due, self._fresh = self._fresh.union(self._pauses.due(now)), set()
+        if self._is_parked:
+            due, self._is_parked = self._assigned - self._pauses.resting(), False
+        if due:
+            await done(self._consumer.resume([_at(place) for place in due]))
+        first = await done(self._consumer.poll(self._pauses.wait(now)))
+        found = [] if first is None else [first]
+        if found and most > 1:  # what has arrived already: to wait for more would hold up the first
+            found += await done(self._consumer.consume(most - 1, timeout=0))
+        self._raise_trouble()
+        return [self._record(message) for message in found if self._is_record(message)]
 
     def _raise_trouble(self) -> None:
         """Raise what went wrong when partitions were taken. A database that is away has the group joined anew."""

@@ -7,7 +7,7 @@ absorbed by their claims.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place
@@ -15,6 +15,10 @@ from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place
 WAIT_SECONDS: Final = 1.0
 DEFAULT_POLL_SECONDS: Final = 300.0
 """Kafka's max.poll.interval.ms: a consumer that asks for nothing for so long loses its partitions."""
+
+
+AROUND: Final = 512
+"""Bytes that a record needs besides what is in it, at most."""
 
 
 class Place(NamedTuple):
@@ -41,6 +45,21 @@ class Record(NamedTuple):
         """The value of a header; one that comes twice is no text, and so no id."""
         found = [value for each, value in self.headers if each == name]
         return found if len(found) > 1 else next(iter(found), None)
+
+
+class Output(NamedTuple):
+    """A record to be produced by a Transformer."""
+
+    topic: str
+    value: bytes | str | None
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes | str] = {}
+
+    def size(self) -> int:
+        """How many bytes it takes, about."""
+        parts = [self.value, self.key, *self.headers, *self.headers.values()]
+        sizes = [len(each.encode() if isinstance(each, str) else each) for each in parts if each]
+        return AROUND + sum(sizes)
 
 
 def delivery_of(record: Record, wanted: Any) -> Delivery:

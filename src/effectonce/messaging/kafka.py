@@ -17,7 +17,8 @@ runs side by side are partitions. A failure stops its partition until its pause 
 be processed is produced to the topic ``dead_letter``, with the reason in its headers, before its offset is committed.
 
 With ``cursor=True`` the offset is in your database, in the transaction of the effects, and a partition that is assigned
-is read from there. What is committed to the group then only tells others how far it is.
+is read from there. What is committed to the group then only tells others how far it is. A ``Transformer`` is for
+effects that are records of Kafka, too: they are produced in one transaction with the offset.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ..errors import UsageError
 from . import _consumer
 from ._consumer import Broker, Options
-from ._kafka import decoding
+from ._kafka import Output, decoding
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
@@ -81,4 +82,40 @@ class Consumer(_consumer.Consumer):
         return super()._chosen(handler, awaits=awaits)
 
 
-__all__ = ["Consumer", "Options"]
+class Transformer(Consumer):
+    """From Kafka to Kafka, exactly once: a handler returns the records to produce.
+
+    They are produced in one transaction with the offsets of what was handled, so that consumers which read only what is
+    committed see each once. No store is asked: a receiver has the policy and the events.
+
+    configuration  of confluent-kafka, with a ``transactional.id`` that no other process has
+    topics, dead_letter, options    as a Consumer has them; ``transaction`` and ``cursor`` are of no use here
+    """
+
+    def __init__(
+        self,
+        configuration: Mapping[str, Any],
+        topics: str | Sequence[str],
+        *,
+        receiver: Receiver,
+        dead_letter: str = "",
+        **options: Unpack[Options],
+    ) -> None:
+        if not isinstance(configuration, Mapping):
+            raise UsageError(
+                "A Transformer takes a configuration for confluent-kafka. aiokafka's transactions don't tell the broker"
+                " which generation of the group they belong to, so a consumer that lost its partitions could still"
+                " commit, and outputs would come twice."
+            )
+        if options.get("transaction") or options.get("cursor"):
+            raise UsageError("A Transformer's transactions are Kafka's: leave out transaction= and cursor=.")
+        from ._transform import Outputs, Transforming
+
+        names = [topics] if isinstance(topics, str) else list(topics)
+        broker = Transforming(dict(configuration), names, dead_letter, options.get("id"))
+        options["decode"] = decoding(options.get("decode", json.loads))
+        _consumer.Consumer.__init__(self, broker, receiver, options)
+        self._handling = Outputs(receiver, self._concurrency, broker.largest)
+
+
+__all__ = ["Consumer", "Options", "Output", "Transformer"]
