@@ -24,7 +24,7 @@ SCHEMA: Final = """
         window INTEGER NOT NULL, next INTEGER NOT NULL
     );
     CREATE TABLE requests (
-        number INTEGER PRIMARY KEY, name TEXT UNIQUE, asked BLOB NOT NULL, payload BLOB, answer BLOB,
+        number INTEGER UNIQUE, name TEXT UNIQUE, asked BLOB NOT NULL, payload BLOB, answer BLOB,
         done INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX requests_in_doubt ON requests (number) WHERE done = 0;
@@ -32,7 +32,10 @@ SCHEMA: Final = """
 
 
 class Entry(NamedTuple):
-    """A request in the journal. ``payload`` is what was asked, ``answer`` what came of it, if it is ``done``."""
+    """A request in the journal. ``payload`` is what was asked, ``answer`` what came of it, if it is ``done``.
+
+    The number of one that a session before this one has answered is 0.
+    """
 
     number: int
     name: str | None
@@ -117,12 +120,13 @@ class Journal(JournalFile):
             doubts = file.execute("SELECT count(*) FROM requests WHERE done = 0").fetchone()[0]
             if doubts:
                 raise UsageError(f"{doubts} requests in {self.path.name} are in doubt. Settle them first.")
+            file.execute("UPDATE requests SET number = NULL")  # the next session begins to count anew
             file.execute("DELETE FROM session")
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     number, name, asked, payload, answer, done = row
-    return Entry(number, name, asked, _read(payload), _read(answer), bool(done))
+    return Entry(number or 0, name, asked, _read(payload), _read(answer), bool(done))
 
 
 def _read(data: bytes | None) -> Any:
