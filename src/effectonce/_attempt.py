@@ -183,6 +183,11 @@ class Attempt:
         self._renew_at = until
 
     @property
+    def was_told(self) -> bool:
+        """Whether the lease is known to be gone, and not only by the local clock."""
+        return self._lost
+
+    @property
     def is_aside(self) -> bool:
         """Whether this is not where the handler runs, but a task or a thread that it has started."""
         return self.line not in (get_ident(), here())

@@ -93,18 +93,9 @@ class Journal:
 
     async def save(self, colour: Colour, name: str) -> None:
         """Write the journal, unless it is known to be in the store with this step in it."""
-        if name not in self._unsaved or self._text is None:
+        if name not in self._unsaved:
             return
-        attempt, text = self._attempt, self._text
-        claim, asked_at = attempt.claim, attempt.flow.monotonic()
-        renewal = Renewal(claim.key, claim.owner, attempt.fence, claim.lease, claim.keep, text)
-        held, cancelled = await insist(colour, lambda: colour.store.renew(renewal))
-        if held is True:
-            attempt.hold(asked_at)
-            with self._lock:
-                self._unsaved = {each: size for each, size in self._unsaved.items() if size > len(text)}
-        if cancelled is not None:
-            raise cancelled
+        attempt, held = self._attempt, await self._write(colour, self._text)
         if isinstance(held, StoreError):
             raise StoreUnavailable(
                 f"The step {name!r} has run, but could not be recorded: {held} It goes with the next word about this "
@@ -113,12 +104,36 @@ class Journal:
                 key=attempt.key,
             ) from held
         if not held:
-            attempt.flow.keeper.lose(attempt, "another attempt took over")
             raise LeaseLost(
                 f"The step {name!r} has run, but the lease of its attempt was over and another has taken over, so it "
                 "was not recorded, and its result must not be used.",
                 key=attempt.key,
             )
+
+    async def hold(self, colour: Colour) -> None:
+        """Make sure that the attempt may go on. A lease that is over by the local clock may still be had."""
+        attempt = self._attempt
+        while self._recorded and attempt.lost and not attempt.was_told:
+            if await self._write(colour, None) is not True:
+                break
+        attempt.check()
+
+    async def _write(self, colour: Colour, text: bytes | None) -> bool | StoreError:
+        """Renew the claim with the journal, until there is an answer, or else the error of the last try."""
+        attempt = self._attempt
+        claim, asked_at = attempt.claim, attempt.flow.monotonic()
+        renewal = Renewal(claim.key, claim.owner, attempt.fence, claim.lease, claim.keep, text)
+        held, cancelled = await insist(colour, lambda: colour.store.renew(renewal))
+        if held is False and not attempt.was_told:
+            attempt.flow.keeper.lose(attempt, "another attempt took over")
+        elif held is True:
+            attempt.hold(asked_at)
+            if text is not None:
+                with self._lock:
+                    self._unsaved = {each: size for each, size in self._unsaved.items() if size > len(text)}
+        if cancelled is not None:
+            raise cancelled
+        return held
 
     def _extended(self, entry: progress.Entry, value: Any, hint: Any) -> tuple[progress.Entry, bytes]:
         try:
@@ -259,7 +274,6 @@ class Step:
                 "threads that it starts.",
                 key=attempt.key,
             )
-        attempt.check()
         outer = STEP.get(None)
         if outer is not None and outer.attempt is attempt:
             raise UsageError(
@@ -268,6 +282,7 @@ class Step:
                 key=attempt.key,
             )
         journal = journal_of(attempt)
+        await journal.hold(colour)
         aside = attempt.is_aside if self._aside is None else self._aside
         entry = journal.ask(self.name, self.version, aside)
         self._entry, self._first = entry, entry is None

@@ -17,7 +17,9 @@ from effectonce._attempt import CURRENT, Attempt
 from effectonce._cache import Cache
 from effectonce._flow import Flow
 from effectonce._keeper import Keeper
+from effectonce._progress import Program
 from effectonce._records import Claim, Completion, Decision, Ending, Record, Renewal, State, Verdict
+from effectonce.steps import Journal
 from effectonce.stores import memory
 from effectonce.testing.simulation import Cancelled
 from effectonce.testing.simulation._colour import SimulatedStore
@@ -164,6 +166,111 @@ def short_memory() -> AbstractContextManager[Any]:
         return decide_ending(record, ending._replace(keep=30.0), now)
 
     return deciding(decide_ending=decide)
+
+
+# Progress.
+
+
+def unfenced_progress() -> AbstractContextManager[Any]:
+    """Whoever has finished a step writes it down, whether it holds the key or not."""
+
+    def decide(record: Record | None, renewal: Renewal, now: float) -> Record | None:
+        if record is not None and renewal.progress is not None:
+            renewal = renewal._replace(owner=record.owner, fence=record.fence)
+        return decide_renewal(record, renewal, now)
+
+    return deciding(decide_renewal=decide)
+
+
+def progress_lost_by_takeover() -> AbstractContextManager[Any]:
+    """Who takes over begins with an empty journal."""
+
+    def decide(record: Record | None, claim: Claim, now: float, floor: int) -> Decision:
+        decision = decide_claim(record, claim, now, floor)
+        if decision.verdict is Verdict.TAKEN_OVER and decision.record is not None:
+            return decision._replace(record=decision.record._replace(result=None))
+        return decision
+
+    return deciding(decide_claim=decide)
+
+
+def progress_lost_by_release() -> AbstractContextManager[Any]:
+    """A failed attempt leaves nothing behind."""
+
+    def decide(record: Record | None, ending: Completion, now: float) -> tuple[Ending, Record | None]:
+        answer, after = decide_ending(record, ending, now)
+        if after is not None and after is not record and after.state is State.ABSENT:
+            after = after._replace(result=None)
+        return answer, after
+
+    return deciding(decide_ending=decide)
+
+
+def progress_lost_by_doubt() -> AbstractContextManager[Any]:
+    """A crash in doubt shows nothing of what was finished."""
+
+    def decide(record: Record | None, claim: Claim, now: float, floor: int) -> Decision:
+        decision = decide_claim(record, claim, now, floor)
+        if (
+            decision.record is not None
+            and decision.record is not record
+            and decision.verdict is Verdict.IN_DOUBT
+        ):
+            return decision._replace(record=decision.record._replace(result=None))
+        return decision
+
+    return deciding(decide_claim=decide)
+
+
+def late_progress_counts() -> AbstractContextManager[Any]:
+    """The journal that arrives last is taken for the last one."""
+
+    def decide(record: Record | None, renewal: Renewal, now: float) -> Record | None:
+        renewed = decide_renewal(record, renewal, now)
+        if renewed is not None and renewal.progress is not None:
+            renewed = renewed._replace(result=renewal.progress)
+        return renewed
+
+    return deciding(decide_renewal=decide)
+
+
+def step_before_record() -> AbstractContextManager[Any]:
+    """A step's result is given to the handler, and recorded with the next one."""
+
+    async def hasty(self: Journal, colour: Any, name: str) -> None:
+        pass
+
+    return patch.object(Journal, "save", hasty)
+
+
+def denied_step_counts() -> AbstractContextManager[Any]:
+    """Nobody looks whether a step was let in."""
+    renew = SimulatedStore.renew
+
+    async def trusting(self: SimulatedStore, renewal: Renewal) -> bool:
+        await renew(self, renewal)
+        return True
+
+    return patch.object(SimulatedStore, "renew", trusting)
+
+
+def steps_run_again() -> AbstractContextManager[Any]:
+    """The journal is written, and never read."""
+    ask = Program.ask
+
+    def forgetful(self: Program, name: str, version: int, aside: bool) -> Any:
+        ask(self, name, version, aside)
+
+    return patch.object(Program, "ask", forgetful)
+
+
+def one_key_for_all_steps_per_attempt() -> AbstractContextManager[Any]:
+    """A step's key depends on the attempt, so a retry of it does not look like one."""
+
+    def key_for(self: Attempt, name: str) -> str:
+        return keys.derived(self.key, f"{name}.{self.fence}")
+
+    return patch.object(Attempt, "key_for", key_for)
 
 
 # The store.

@@ -51,6 +51,19 @@ async def charges(message: Message) -> str:
     return result(message)
 
 
+async def steps(message: Message) -> str:
+    """Does two effects, each in a step."""
+    for name in ("one", "two"):
+        await current().astep(name, effect, current(), "charge")
+    return result(message)
+
+
+async def stumbles(message: Message) -> str:
+    """Finishes one step, then fails."""
+    await current().astep("one", effect, current(), "charge")
+    raise OSError("no route to the bank")
+
+
 async def fails(message: Message) -> str:
     """Fails without an effect; the default policy forgets that."""
     await think()
@@ -133,6 +146,11 @@ def scenario(
     return Scenario(name, each, retries or (ask("eve"),), **bounds)  # type: ignore[arg-type]
 
 
+def by_steps(name: str, *processes: Task, retries: tuple[Task, ...] = (), **bounds: Any) -> Scenario:
+    """A scenario whose handlers have steps."""
+    return scenario(name, *processes, retries=retries or BY_STEPS, without=STEPWISE, **bounds)
+
+
 def once(name: str, handler: Handler = charges) -> Task:
     """A worker in at-most-once mode."""
     return ask(name, handler, policy=ONCE)
@@ -143,6 +161,9 @@ EITHER = (ask("eve"), ask("fay", payload=OTHER))
 BOTH = (ask("eve", id="a"), ask("fay", id="b"))
 ONCE_AGAIN = (once("eve"),)
 TWO_LEASES = LEASE_OVER._replace(times=2)
+BY_STEPS = (ask("eve", steps),)
+STEPWISE = frozenset({"recorded_effect_stands"})
+"""What can't be asked for when a later attempt does not repeat an earlier one's effects."""
 UNKNOWABLE = frozenset({"loser_knows_in_time"})
 """What can't be asked for when the store's clock leaps and the local ones don't."""
 
@@ -259,6 +280,18 @@ QUICK = [
         losses=1,
         steps=(LEASE_OVER,),
     ),
+    by_steps("steps, crashes", ask("ada", steps), ask("bob", steps), crashes=1, steps=(LEASE_OVER,)),
+    by_steps("steps, losses", ask("ada", steps), ask("bob", steps), losses=1, steps=(LEASE_OVER,)),
+    by_steps("steps, copies", ask("ada", steps), ask("bob", steps), copies=1, steps=(LEASE_OVER,)),
+    by_steps("steps, stumbling", ask("ada", stumbles), ask("bob", steps), losses=1, steps=(LEASE_OVER,)),
+    by_steps("steps, cancelled", ask("ada", steps), ask("bob", steps), cancels=1),
+    by_steps("steps, kept", ask("ada", steps), ask("bob", steps), ticks=1, steps=(LEASE_OVER,)),
+    by_steps(
+        "steps, at most once",
+        *(once("ada", steps), once("bob", steps), settles("cyd", "not_applied")),
+        retries=(once("eve", steps),),
+        steps=(LEASE_OVER,),
+    ),
     scenario("cache", (ask("ada", policy=CACHE), ask("bob", policy=CACHE)), ask("cyd"), steps=(KEEP_OVER,)),
 ]
 
@@ -287,6 +320,35 @@ WIDE = [
         steps=(LEASE_OVER, KEEP_OVER),
     ),
     scenario("cancelled, wide", ask("ada"), ask("bob"), ask("cyd"), cancels=2, losses=1, steps=(LEASE_OVER,)),
+    by_steps("steps, crashes, wide", ask("ada", steps), ask("bob", steps), crashes=2, steps=(TWO_LEASES,)),
+    by_steps("steps, losses, wide", ask("ada", steps), ask("bob", steps), losses=2, steps=(LEASE_OVER,)),
+    by_steps(
+        "steps, copies, wide",
+        ask("ada", steps),
+        ask("bob", stumbles),
+        copies=1,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    by_steps(
+        "steps, cancelled, wide",
+        ask("ada", steps),
+        ask("bob", steps),
+        cancels=1,
+        losses=1,
+        steps=(LEASE_OVER,),
+    ),
+    by_steps(
+        "steps, kept, wide", ask("ada", steps), ask("bob", steps), ticks=1, losses=1, steps=(LEASE_OVER,)
+    ),
+    by_steps(
+        "steps, expiring, wide",
+        ask("ada", stumbles),
+        ask("bob", steps),
+        copies=1,
+        purges=1,
+        steps=(KEEP_OVER,),
+    ),
     scenario(
         "cache, wide",
         (ask("ada", policy=CACHE), ask("bob", policy=CACHE)),

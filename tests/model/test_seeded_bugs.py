@@ -14,10 +14,13 @@ from tests.model.scenarios import (
     REST,
     THIRD,
     ask,
+    by_steps,
     declines,
     fails,
     once,
     scenario,
+    steps,
+    stumbles,
 )
 
 from effectonce.testing.simulation import INVARIANTS, Scenario, find, replay
@@ -42,6 +45,17 @@ LATE_RENEWAL = scenario(
 ERROR = scenario("an error", ask("ada", declines), ask("bob"), steps=(LEASE_OVER,))
 CACHED = scenario(
     "a cache", (ask("ada", policy=CACHE), ask("bob", policy=CACHE)), ask("cyd"), steps=(KEEP_OVER,)
+)
+
+STEPS = by_steps("steps", ask("ada", steps), ask("bob", steps), steps=(LEASE_OVER,))
+STEPS_LOST = by_steps("steps and a loss", ask("ada", steps), losses=1)
+STUMBLE = by_steps("a stumble", ask("ada", stumbles), ask("bob", steps))
+STEPS_ONCE = by_steps(
+    "steps at most once",
+    once("ada", steps),
+    once("bob", steps),
+    retries=(once("eve", steps),),
+    steps=(LEASE_OVER,),
 )
 
 SEEDED: list[tuple[bugs.Bug, Scenario, str]] = [
@@ -72,6 +86,15 @@ SEEDED: list[tuple[bugs.Bug, Scenario, str]] = [
     (bugs.cache_counted_from_the_reply, CACHED, "answer_is_the_record"),
     (bugs.unforeseen_loss, PAUSE, "errors_are_known"),
     (bugs.key_per_attempt, PAUSE, "one_effect"),
+    (bugs.unfenced_progress, STEPS, "holder_only"),
+    (bugs.progress_lost_by_takeover, STEPS, "journal_stays"),
+    (bugs.progress_lost_by_release, STUMBLE, "journal_stays"),
+    (bugs.progress_lost_by_doubt, STEPS_ONCE, "journal_stays"),
+    (bugs.late_progress_counts, STEPS_LOST, "journal_stays"),
+    (bugs.step_before_record, STEPS, "step_recorded_first"),
+    (bugs.denied_step_counts, STEPS, "step_recorded_first"),
+    (bugs.steps_run_again, STUMBLE, "finished_step_rests"),
+    (bugs.one_key_for_all_steps_per_attempt, STEPS, "one_effect"),
     (bugs.silent_keeper, KEEPER, "loser_is_told"),
     (bugs.renewal_counted_from_the_reply, LATE_RENEWAL, "loser_knows_in_time"),
 ]

@@ -29,6 +29,7 @@ from effectonce import (
 from effectonce.errors import AttemptsExhausted
 from effectonce.hooks import Hook
 from effectonce.policy import Resolution
+from effectonce.steps import finished
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock
 
@@ -71,6 +72,8 @@ class Memory:
     """When it may be forgotten."""
     value: Any = None
     lease_until: float = 0.0
+    steps: tuple[str, ...] = ()
+    """What attempts have finished, as long as there is no answer."""
 
 
 @dataclass
@@ -122,10 +125,18 @@ class Model:
         memory = self.look(id)
         attempts = memory.attempts + 1 if memory else 1
         lease_until = self.now() + LEASE
-        self.ids[id] = Memory(State.PENDING, payload, attempts, lease_until + KEEP, None, lease_until)
+        steps = memory.steps if memory else ()
+        self.ids[id] = Memory(State.PENDING, payload, attempts, lease_until + KEEP, None, lease_until, steps)
 
     def end(self, id: str, state: State, value: Any = None) -> None:
-        self.ids[id] = replace(self.ids[id], state=state, value=value, until=self.now() + KEEP)
+        steps = () if state in (State.COMPLETED, State.FAILED) else self.ids[id].steps
+        self.ids[id] = replace(self.ids[id], state=state, value=value, until=self.now() + KEEP, steps=steps)
+
+    def hold(self, id: str, *steps: str) -> None:
+        """A lease was renewed, perhaps with steps that were finished."""
+        memory, lease_until = self.ids[id], self.now() + LEASE
+        done = (*memory.steps, *(step.split()[1] for step in steps))
+        self.ids[id] = replace(memory, steps=done, lease_until=lease_until, until=lease_until + KEEP)
 
 
 ENDS: dict[str, tuple[State, type[BaseException] | None]] = {
@@ -141,6 +152,7 @@ ENDS: dict[str, tuple[State, type[BaseException] | None]] = {
 ids = st.sampled_from(sorted(POLICIES))
 payloads = st.sampled_from([1, 1, 1, 2])
 deeds = st.sampled_from(sorted(ENDS))
+STEPS = ("one", "two", "three")
 
 
 class ReceiverMachine(RuleBasedStateMachine):
@@ -177,6 +189,12 @@ class ReceiverMachine(RuleBasedStateMachine):
 
         return handle
 
+    @staticmethod
+    def finish(done: list[str], value: str) -> str:
+        """What a step does."""
+        done.append(value)
+        return value
+
     def learn(self, id: str, deed: str, started: float) -> Any:
         """Tell the model how the handler ended; what its caller has to get."""
         state, error = ENDS[deed]
@@ -200,6 +218,38 @@ class ReceiverMachine(RuleBasedStateMachine):
         got = self.deliver(message, handle)
         assert len(self.runs) - ran == runs
         if runs:
+            expected = self.learn(id, deed, started)
+        self._same(got, expected)
+
+    @rule(
+        id=ids,
+        payload=payloads,
+        deed=deeds,
+        count=st.integers(1, len(STEPS)),
+        pauses=st.lists(
+            st.sampled_from([0.0, LEASE / 2, LEASE + 1]), min_size=len(STEPS), max_size=len(STEPS)
+        ),
+    )
+    def process_by_steps(self, id: str, payload: int, deed: str, count: int, pauses: list[float]) -> None:
+        """A handler that does some steps, and then its deed: what an attempt has finished no later one runs."""
+        expected, ran, started = self.model.delivered(id, payload), len(self.runs), self.clock()
+        plain = self.handler(deed)
+
+        def handle(message: Message) -> Any:
+            nonlocal started
+            for step, pause in zip(STEPS[:count], pauses, strict=False):
+                self.clock.advance(pause)
+                is_fresh, is_over, done = step not in self.model.ids[id].steps, current().lost, list[str]()
+                assert current().step(step, self.finish, done, f"{id} {step}") == f"{id} {step}"
+                assert bool(done) is is_fresh, "a finished step was run again, or an unfinished one was not"
+                if is_fresh or is_over:
+                    started = self.clock()
+                    self.model.hold(id, *done)
+            return plain(message)
+
+        got = self.deliver(Message(id, payload), handle)
+        assert len(self.runs) - ran == (expected is RUNS)
+        if expected is RUNS:
             expected = self.learn(id, deed, started)
         self._same(got, expected)
 
@@ -321,6 +371,7 @@ class ReceiverMachine(RuleBasedStateMachine):
                 continue
             assert record is not None
             assert (record.state, record.attempts) == (memory.state, memory.attempts), id
+            assert tuple(finished(record)) == memory.steps, id
             if memory.state is State.COMPLETED and record.result is not None:
                 assert codec.decode(record.result) == memory.value
 
@@ -369,6 +420,9 @@ TestListenedReceiver = ListenedMachine.TestCase
         bugs.no_takeover,
         bugs.short_memory,
         bugs.fence_reset_by_purge,
+        bugs.progress_lost_by_takeover,
+        bugs.progress_lost_by_release,
+        bugs.steps_run_again,
     ],
     ids=lambda bug: bug.__name__,
 )

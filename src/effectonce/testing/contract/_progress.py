@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ WRITES = 16
 class Progress(Suite):
     """Written by a renewal of the holder, handed from attempt to attempt, and replaced by the answer alone."""
 
-    def advanced(self, subject: Subject, journal: bytes = ONE, **choices: object) -> Record:
+    def advanced(self, subject: Subject, journal: bytes = ONE, **choices: Any) -> Record:
         """A claim of A's that has come so far."""
         held = subject.hold(lease=self.lease, **choices)
         assert subject.renew(held, journal, lease=self.lease) is True

@@ -121,7 +121,7 @@ class Simulated:
         try:
             value = await handler
         except Cancelled:
-            if process.last.kind == "interrupt":
+            if slot in process.interrupted and slot not in process.cancelled:
                 raise LeaseLost("The handler was interrupted because its lease was lost.", key=key) from None
             raise
         except Exception:
@@ -132,6 +132,7 @@ class Simulated:
             return value
         finally:
             del process.running[slot]
+            process.interrupted.discard(slot)
 
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
         """Run jobs one after the other; after a cancellation the rest never begin."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..._progress import read
 from ..._records import Record, State, Verdict
 
 FINISHED = (State.COMPLETED, State.FAILED)
@@ -32,12 +33,18 @@ class Ghost(NamedTuple):
     """Owners whose handler has begun and has not reported; a crashed one never does."""
     begun: int = 0
     """Handlers begun since the key was last free."""
-    effects: tuple[str, ...] = ()
-    """What the sink has applied, by derived key."""
+    effects: tuple[tuple[str, str], ...] = ()
+    """What the sink has applied: the step, and the derived key."""
     sink_fence: int = 0
     """The highest fence that the sink has seen."""
     late: frozenset[bytes] = frozenset()
     """Owners one of whose commands arrived after they had given up on it."""
+    recorded: tuple[str, ...] = ()
+    """Steps that have ever been in the journal."""
+    found: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """By fence: the steps that its claim has found finished."""
+    tried: tuple[tuple[int, str], ...] = ()
+    """By fence: the steps that have been run."""
 
 
 class Applied(NamedTuple):
@@ -75,14 +82,24 @@ def is_known(record: Record | None, now: float, ghost: Ghost) -> bool:
     return held or record.state is State.IN_DOUBT or record.expires_at > now
 
 
+def steps_of(record: Record | None) -> tuple[str, ...]:
+    """The steps that a record's journal has, in order."""
+    return () if record is None else tuple(entry.name for entry in read(record.progress))
+
+
 def observed(a: Applied, late: bool) -> Ghost:
     """What the observer remembers after a command."""
     ghost, before, after = a.ghost, a.before, a.after
+    if after is not None and after.progress is not None:
+        recorded = [step for step in steps_of(after) if step not in ghost.recorded]
+        ghost = ghost._replace(recorded=(*ghost.recorded, *recorded))
     if late and a.verb != "purge":
         ghost = ghost._replace(late=ghost.late | {a.item.owner})
     if a.granted and after is not None:
         if not is_known(before, a.now, a.ghost):
             ghost = ghost._replace(begun=0)
+        if not a.repeated and (steps := steps_of(before)):
+            ghost = ghost._replace(found=(*ghost.found, (after.fence, steps)))
         ghost = ghost._replace(top=max(ghost.top, after.fence), lease_end=a.now + a.item.lease)
     elif a.verb == "renew" and a.reply is True:
         ghost = ghost._replace(lease_end=a.now + a.item.lease)

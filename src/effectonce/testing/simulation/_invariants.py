@@ -13,7 +13,7 @@ from ... import codec
 from ..._messages import Outcome
 from ..._records import NOBODY, Completion, Ending, Record, State, Verdict
 from ...errors import EffectOnceError
-from ._ghosts import FINISHED, Applied, Done, Ghost, is_known, is_pending
+from ._ghosts import FINISHED, Applied, Done, Ghost, is_known, is_pending, steps_of
 from ._requests import Began, Cancelled, Ended, Running, Task
 
 ANSWERED = ("executed", "replayed")
@@ -119,12 +119,50 @@ def recorded_effect_stands(a: Applied) -> str | None:
 
 
 def one_effect(a: Applied) -> str | None:
-    """A sink that dedupes on the derived key applies one effect, and has applied it when the result is recorded."""
-    count = len(a.ghost.effects)
-    if count > 1:
-        return f"the sink has applied {count} effects"
-    if _records_a_result(a) and count == 0:
+    """A sink that dedupes on the derived key applies one effect, and has applied it when the result is recorded.
+
+    Of a handler that has steps that is one for each step.
+    """
+    steps = [step for step, _ in a.ghost.effects]
+    if len(steps) > len(set(steps)):
+        return f"the sink has applied {len(steps)} effects of {len(set(steps))}"
+    if _records_a_result(a) and not steps:
         return "a result was recorded without an effect"
+    return None
+
+
+def journal_stays(a: Applied) -> str | None:
+    """Until the key has its answer or is forgotten, steps that were recorded stay so, and in their order."""
+    if not is_known(a.before, a.now, a.ghost) or a.before is None or a.before.state in FINISHED:
+        return None
+    before, after = steps_of(a.before), steps_of(a.after)
+    if a.after is not None and a.after.state not in FINISHED and after[: len(before)] != before:
+        return f"{a.verb} left {after} of the finished steps {before}"
+    return None
+
+
+class Tried(NamedTuple):
+    """A step that is about to have its effect, and what the observer knew before."""
+
+    fence: int
+    step: str
+    ghost: Ghost
+
+
+def finished_step_rests(tried: Tried) -> str | None:
+    """A step that an attempt has found finished is not run by it again."""
+    found = dict(tried.ghost.found).get(tried.fence, ())
+    if tried.step in found:
+        return f"fence {tried.fence} ran {tried.step!r} again, though its claim had found {found} finished"
+    return None
+
+
+def step_recorded_first(tried: Tried) -> str | None:
+    """An attempt goes on to its next step only when the one before it is recorded."""
+    earlier = [step for fence, step in tried.ghost.tried if fence == tried.fence and step != tried.step]
+    missing = [step for step in earlier if step not in tried.ghost.recorded]
+    if missing:
+        return f"fence {tried.fence} went on to {tried.step!r}, and {missing[0]!r} was never recorded"
     return None
 
 
@@ -271,6 +309,7 @@ OF_COMMANDS: tuple[Callable[[Applied], str | None], ...] = (
     handler_has_the_word,
     recorded_effect_stands,
     one_effect,
+    journal_stays,
 )
 OF_CALLS: tuple[Callable[[Call], str | None], ...] = (
     answer_is_the_record,
@@ -280,6 +319,8 @@ OF_CALLS: tuple[Callable[[Call], str | None], ...] = (
 OF_MOMENTS: tuple[Callable[..., str | None], ...] = (
     errors_are_known,
     starts_once,
+    finished_step_rests,
+    step_recorded_first,
     loser_is_told,
     loser_knows_in_time,
     nothing_orphaned,

@@ -69,7 +69,11 @@ class Moves:
                 inward = True
             if left["cancels"] and slot < len(node.pending) - 1:
                 found.append(Action("cancel", index, slot))
-        found += [Action("interrupt", index, running.slot) for running in node.running if running.told]
+        found += [
+            Action("interrupt", index, running.slot)
+            for running in node.running
+            if running.told and not running.interrupted
+        ]
         if self._may_tick(moment, node, left):
             found.append(Action("tick", index, len(node.pending) - 1))
         # A crashed worker is one that never goes on. So crashing it between a command and its reply shows nothing new.

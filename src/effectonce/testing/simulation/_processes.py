@@ -47,13 +47,14 @@ class Process:
         self.events: list[Event] = []
         self.running: dict[int, Attempt] = {}
         self.told: set[int] = set()
+        self.interrupted: set[int] = set()
         self.denied: set[bytes] = set()
         self.began: set[int] = set()
         self.pending: list[Any] = [*(Start(task.kind) for task in tasks), None]
         self._coroutines: dict[int, tuple[Context, Coroutine[Any, Any, Any]]] = {}
         self._aliases: dict[bytes, bytes] = {NOBODY: NOBODY}
         self._asked: dict[int, list[tuple[str, bytes]]] = {}
-        self._cancelled: set[int] = set()
+        self.cancelled: set[int] = set()
         self.store = SimulatedStore(self)
         self.receiver = receiver = Receiver(self.store, monotonic=self.monotonic, clock=self.wall_clock)
         self.keeper = receiver.flow.keeper = _HandKeeper(self.store, self.monotonic, receiver._hear)
@@ -93,15 +94,22 @@ class Process:
         elif given.kind == "unavailable":
             self._resume(given.slot, started.throw, StoreUnavailable("the simulated network failed"))
         else:
-            if given.kind == "cancel":
-                self._cancelled.add(given.slot)
+            (self.cancelled if given.kind == "cancel" else self.interrupted).add(given.slot)
             self._resume(given.slot, started.throw, Cancelled())
 
     def digest(self) -> Hashable:
         """What this process will do next, as a value."""
         digester = Digester(lambda owner: self._aliases.get(owner, owner))
         coroutines = [(slot, started) for slot, (_, started) in self._coroutines.items()]
-        mine = [self.told, self.denied, self.began, self._cancelled, self._asked, self.pending]
+        mine = [
+            self.told,
+            self.interrupted,
+            self.denied,
+            self.began,
+            self.cancelled,
+            self._asked,
+            self.pending,
+        ]
         return digester.of([*mine, coroutines, vars(self.receiver.flow), vars(self.keeper)])
 
     def close(self) -> None:
@@ -124,9 +132,7 @@ class Process:
         self.pending[slot] = None
         if slot < len(self.tasks):
             owners = tuple(self._asked.get(slot, ()))
-            self.events.append(
-                Ended(slot, result, error, slot in self._cancelled, owners, slot in self.began)
-            )
+            self.events.append(Ended(slot, result, error, slot in self.cancelled, owners, slot in self.began))
         elif error is not None:
             raise error
 
@@ -185,4 +191,6 @@ def _seen(request: Any) -> Request | None:
 def _running(process: Process, slot: int, attempt: Attempt) -> Running:
     owner, lost_at = process.alias(attempt.claim.owner), attempt.deadline - process.offset
     told, denied = slot in process.told, owner in process.denied
-    return Running(slot, attempt.key, owner, attempt.fence, lost_at, told, denied)
+    return Running(
+        slot, attempt.key, owner, attempt.fence, lost_at, told, slot in process.interrupted, denied
+    )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ..._attempt import STEP
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -57,6 +59,8 @@ class Effect(NamedTuple):
     key: str
     name: str
     fence: int
+    step: str = ""
+    """The step of the handler that it is the effect of, if it has steps."""
 
 
 class Pause(NamedTuple):
@@ -90,7 +94,10 @@ def ask(request: Any) -> Generator[Any, Any, Any]:
 
 async def effect(attempt: Attempt, name: str) -> str:
     """Write to the sink under a key derived from the attempt; "applied", "duplicate" or "stale" comes back."""
-    reply: str = await ask(Effect(attempt.key, attempt.key_for(name), attempt.fence))
+    step = STEP.get(None)
+    reply: str = await ask(
+        Effect(attempt.key, attempt.key_for(name), attempt.fence, "" if step is None else step.name)
+    )
     return reply
 
 
@@ -153,5 +160,7 @@ class Running(NamedTuple):
     lost_at: float
     """When it knows by its local clock that its lease is over."""
     told: bool
+    interrupted: bool
+    """Whether it has heard so; once is enough."""
     denied: bool
     """Whether the keeper has been denied a renewal of its lease."""

@@ -214,12 +214,19 @@ class World:
         if not effect.key:
             return moment, self.replies.id("thought")
         ghost = self._ghost(moment, effect.key)
+        if effect.step:
+            tried = (effect.fence, effect.step)
+            for check in ("finished_step_rests", "step_recorded_first"):
+                self._check(check, invariants.Tried(*tried, ghost))
+            if tried not in ghost.tried:
+                ghost = ghost._replace(tried=(*ghost.tried, tried))
         if effect.fence < ghost.sink_fence:
-            return moment, self.replies.id("stale")
+            return self._remember(moment, ghost), self.replies.id("stale")
         ghost = ghost._replace(sink_fence=effect.fence)
-        fresh = effect.name not in ghost.effects
+        did = (effect.step, effect.name)
+        fresh = did not in ghost.effects
         if fresh:
-            ghost = ghost._replace(effects=(*ghost.effects, effect.name))
+            ghost = ghost._replace(effects=(*ghost.effects, did))
             self._check_command(Applied("effect", None, None, None, None, moment.store_now, ghost))
         return self._remember(moment, ghost), self.replies.id("applied" if fresh else "duplicate")
 
