@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -224,6 +225,31 @@ def test_steps_side_by_side(world: World) -> None:
     group = together(step(met, None, name="one"), step(met, None, name="other"))
     saga = world.saga(group, step(lambda order, one, other: one + other, None, name="last"))
     assert world.outcome(saga).value == {"one": "met", "other": "met", "last": "metmet"}
+
+
+def test_many_threads_side_by_side() -> None:
+    """Each looks at the journal while others are recorded, failures included."""
+    failed: set[int] = set()
+
+    def member(number: int) -> Group:
+        def work(order: str) -> int:
+            if number not in failed:
+                failed.add(number)
+                raise ValueError(number)
+            return number
+
+        return step(work, None, name=f"s{number}", backoff=QUICK)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with Receiver("memory://") as receiver:
+            saga = Saga(receiver, "s", together(*map(member, range(24))))
+            for round in range(5):
+                failed.clear()
+                assert list(saga.run(f"o-{round}", "x").values()) == list(range(24))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 # Back

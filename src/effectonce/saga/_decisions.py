@@ -17,6 +17,7 @@ different numbers a process was lost, and what it ran then may have happened wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count, takewhile
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
@@ -31,10 +32,14 @@ BEGIN, TURN, AGAIN = "begin", "turn", "again"
 
 
 class Trail:
-    """A journal, read."""
+    """A journal, read. It never changes: steps that run side by side may look at it while another is recorded."""
 
-    def __init__(self, entries: dict[str, Entry] | None = None) -> None:
-        self.entries: dict[str, Entry] = {} if entries is None else entries
+    def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
+        self.entries: Mapping[str, Entry] = {} if entries is None else entries
+
+    def plus(self, name: str, entry: Entry) -> Trail:
+        """The trail with one entry more."""
+        return Trail({**self.entries, name: entry})
 
     def holds(self, role: Role, task: Task) -> bool:
         """Whether this has happened. Of a compensation a person may have said so."""
@@ -64,7 +69,7 @@ class Trail:
     @property
     def last_number(self) -> int:
         """The attempt at the saga's key that recorded the last entry."""
-        return next((entry["n"] for entry in reversed(self.entries.values())), 0)
+        return max((entry["n"] for entry in self.entries.values()), default=0)
 
     def _again(self) -> list[Entry]:
         return [entry for name, entry in self.entries.items() if name.startswith(AGAIN)]

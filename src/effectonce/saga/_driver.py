@@ -7,6 +7,7 @@ that the claim stays, its lease ends, and a sweeper or the next caller goes on.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -85,6 +86,7 @@ class Driver:
         self._saga, self._colour, self._attempt = saga, colour, attempt
         self._rest = rest or colour.pause
         self._journal = journal_of(attempt)
+        self._lock = threading.Lock()
         self.trail = saga.form.read_journal(attempt.progress, attempt.key)
 
     async def drive(self, given: Any, undone: tuple[str, ...] | None = None) -> Trail:
@@ -202,7 +204,7 @@ class Driver:
         if tries < max(RECORDED_TRIES, limit) or entry["kind"] not in ("unknown", "nothing"):
             await self._note(name, **entry)
         else:
-            self.trail.entries[name] = self._stamped(entry)
+            self._remember(name, self._stamped(entry))
 
     def _unstorable(self, name: str, value: Any) -> Exception | None:
         """Why a result can't be recorded."""
@@ -259,7 +261,11 @@ class Driver:
         line = await self._journal.add(self._colour, Line(name, None), entry, self._saga.form.hint(name))
         if line.lacks:
             raise ResultUnavailable(f"The journal of this saga is full: {line.lacks}", key=self._attempt.key)
-        self.trail.entries[name] = entry
+        self._remember(name, entry)
+
+    def _remember(self, name: str, entry: Entry) -> None:
+        with self._lock:
+            self.trail = self.trail.plus(name, entry)
 
     def _stamped(self, content: Entry) -> Entry:
         return {"at": self._saga.clock(), "n": self._attempt.number, **content}
