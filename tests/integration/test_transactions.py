@@ -120,6 +120,37 @@ async def test_rollback(world: World, id: str) -> None:
 
 
 @told
+async def test_savepoint(world: World, id: str) -> None:
+    """What was processed after a savepoint of the user's goes with it, and stays with it."""
+    async with world.desk() as desk:
+        await desk.effect(f"{id}-before")
+        await desk.savepoint()
+        assert (await desk.process(world.receiver, id)).status == "executed"
+        await desk.roll_back_to_savepoint()
+        await desk.savepoint()
+        assert (await desk.process(world.receiver, id)).attempt == 1
+        await desk.release_savepoint()
+        assert (await desk.process(world.receiver, id)).status == "replayed"
+        await desk.commit()
+        assert (world.place.count(id), world.place.count(f"{id}-before")) == (1, 1)
+        assert world.state(id) is State.COMPLETED
+
+
+@told
+async def test_duplicate(world: World, id: str) -> None:
+    """A repeat has the first answer: in the same transaction, in the next one, and over another connection."""
+    async with world.desk() as desk, world.desk() as other:
+        outcomes = [await desk.process(world.receiver, id) for _ in range(2)]
+        await desk.commit()
+        for each in (desk, other):
+            outcomes.append(await each.process(world.receiver, id))
+            await each.commit()
+    assert [outcome.status for outcome in outcomes] == ["executed", *["replayed"] * 3]
+    assert {str(outcome.value) for outcome in outcomes} == {str({"done": id})}
+    assert world.place.count(id) == 1
+
+
+@told
 async def test_fenced_and_atomic_calls_share_their_keys(world: World, id: str) -> None:
     """What was done in a transaction is replayed outside of one, and the other way round."""
     async with world.desk() as desk:
@@ -288,6 +319,31 @@ async def test_a_running_fenced_attempt_is_not_waited_for(world: World, id: str)
         await known.__aenter__() if desk.awaits else known.__enter__()
         assert (known.first, known.value) == (False, 7)
         await desk.rollback()
+
+
+MATRIX = {
+    "commit": ["test_commit"],
+    "rollback": ["test_rollback"],
+    "savepoint": ["test_savepoint", "test_an_error_undoes_what_its_handler_did"],
+    "duplicate": ["test_duplicate"],
+    "concurrent duplicate": [
+        "test_a_concurrent_duplicate_waits_and_replays",
+        "test_a_concurrent_duplicate_goes_on_after_a_rollback",
+    ],
+    "crash": ["test_crash"],
+}
+"""What shows each column of the table in docs/atomic.md; each runs over every driver."""
+
+
+def test_the_matrix_in_the_documentation() -> None:
+    """It has a row for every driver here and for no other, and a column for all that is shown of each."""
+    lines = (ROOT / "docs" / "atomic.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.endswith("| ✓ |")]
+    assert [row[0].strip("`") for row in rows] == list(DRIVERS)
+    assert all(row[1:] == ["✓"] * len(MATRIX) for row in rows)
+    assert f"| | {' | '.join(MATRIX)} |" in lines
+    tests = [name for names in MATRIX.values() for name in names]
+    assert all(callable(globals()[name]) for name in tests)
 
 
 VICTIM = """

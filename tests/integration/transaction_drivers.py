@@ -6,6 +6,7 @@ Both colours are coroutines here. Those of blocking drivers never suspend, so th
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
@@ -128,6 +129,19 @@ class Desk:
     async def close(self) -> None:
         self.connection.close()
 
+    async def savepoint(self) -> None:
+        """The user's own, in the transaction that is open."""
+        await self.execute("SAVEPOINT mine")
+
+    async def roll_back_to_savepoint(self) -> None:
+        """Undo what came after it; it is gone then."""
+        await self.execute("ROLLBACK TO SAVEPOINT mine")
+        await self.release_savepoint()
+
+    async def release_savepoint(self) -> None:
+        """Keep what came after it."""
+        await self.execute("RELEASE SAVEPOINT mine")
+
     async def effect(self, id: str) -> None:
         """The effect, in the transaction."""
         await self.execute(f"INSERT INTO {self.place.effects} VALUES ('{id}')")
@@ -247,6 +261,23 @@ class Asyncpg(Desk):
         await self.connection.close()
 
 
+class AsyncpgPool(Asyncpg):
+    """What a pool lends, which is no connection but stands for one."""
+
+    async def open(self) -> None:
+        import asyncpg
+
+        self.pool = await asyncpg.create_pool(self.place.url, min_size=1, max_size=1)
+        self.connection = await self.pool.acquire()
+        await self.begin()
+
+    async def close(self) -> None:
+        with suppress(Exception):
+            await self.transaction.rollback()
+        await self.pool.release(self.connection)
+        await self.pool.close()
+
+
 class PyMySQL(Desk):
     async def open(self) -> None:
         import pymysql
@@ -293,8 +324,34 @@ class _SQLAlchemy(Desk):
 
         self.connection.execute(text(sql))
 
+    async def savepoint(self) -> None:
+        self.nested = self.connection.begin_nested()
+
+    async def roll_back_to_savepoint(self) -> None:
+        self.nested.rollback()
+
+    async def release_savepoint(self) -> None:
+        self.nested.commit()
+
     async def close(self) -> None:
         self.connection.close()
+        self.engine.dispose()
+
+
+class ScopedSession(_SQLAlchemy):
+    """The session of a thread, by the object that stands for it."""
+
+    driver = "psycopg"
+
+    async def open(self) -> None:
+        from sqlalchemy import create_engine
+        from sqlalchemy.orm import scoped_session, sessionmaker
+
+        self.engine = create_engine(self.place.sqlalchemy(self.driver))
+        self.connection = scoped_session(sessionmaker(self.engine))
+
+    async def close(self) -> None:
+        self.connection.remove()
         self.engine.dispose()
 
 
@@ -314,6 +371,15 @@ class _SQLAlchemyAsync(Desk):
 
         await self.connection.execute(text(sql))
 
+    async def savepoint(self) -> None:
+        self.nested = await self.connection.begin_nested()
+
+    async def roll_back_to_savepoint(self) -> None:
+        await self.nested.rollback()
+
+    async def release_savepoint(self) -> None:
+        await self.nested.commit()
+
     async def commit(self) -> None:
         await self.connection.commit()
 
@@ -325,6 +391,96 @@ class _SQLAlchemyAsync(Desk):
         await self.engine.dispose()
 
 
+class AsyncScopedSession(_SQLAlchemyAsync):
+    """The session of a task, by the object that stands for it."""
+
+    driver = "asyncpg"
+
+    async def open(self) -> None:
+        from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
+
+        self.engine = create_async_engine(self.place.sqlalchemy(self.driver))
+        self.connection = async_scoped_session(async_sessionmaker(self.engine), asyncio.current_task)
+
+
+class _Django(Desk):
+    """``transaction.atomic`` over a connection of its own, which Django knows by a name that nobody else has."""
+
+    driver: str
+
+    async def open(self) -> None:
+        import django
+        from django.conf import settings
+        from django.db import connections
+        from django.db.utils import ConnectionHandler
+
+        if not settings.configured:
+            settings.configure()
+        django.setup()
+        # Stories are told by coroutines, which block here as everywhere; Django would rather not.
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "yes"
+        if self.driver == "mysql":
+            import pymysql
+
+            pymysql.version_info = (2, 2, 8, "final", 0)  # what Django asks of the driver that it knows
+            pymysql.install_as_MySQLdb()
+        handler = ConnectionHandler(
+            {"default": {"ENGINE": f"django.db.backends.{self.driver}", **self.address()}}
+        )
+        self.connection = handler.create_connection("default")
+        self.connection.alias = uuid4().hex
+        connections[self.connection.alias] = self.connection
+        self.blocks: list[Any] = []
+        await self.savepoint()
+
+    def address(self) -> dict[str, Any]:
+        if self.place.dialect == "sqlite":
+            return {"NAME": self.place.path, "OPTIONS": {"timeout": 30}}
+        parts = urlsplit(self.place.url)
+        names = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
+        return dict(
+            zip(
+                names,
+                (parts.path[1:], parts.username, parts.password or "", parts.hostname, parts.port),
+                strict=True,
+            )
+        )
+
+    async def execute(self, sql: str) -> Any:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    async def savepoint(self) -> None:
+        """The outermost block is the transaction."""
+        from django.db import transaction
+
+        self.blocks.append(transaction.atomic(using=self.connection.alias))
+        self.blocks[-1].__enter__()
+
+    async def roll_back_to_savepoint(self) -> None:
+        error = RuntimeError("undo it")
+        self.blocks.pop().__exit__(RuntimeError, error, None)
+
+    async def release_savepoint(self) -> None:
+        self.blocks.pop().__exit__(None, None, None)
+
+    async def commit(self) -> None:
+        await self.release_savepoint()
+        await self.savepoint()
+
+    async def rollback(self) -> None:
+        await self.roll_back_to_savepoint()
+        await self.savepoint()
+
+    async def close(self) -> None:
+        from django.db import connections
+
+        with suppress(Exception):
+            await self.roll_back_to_savepoint()
+        self.connection.close()
+        del connections[self.connection.alias]
+
+
 def _over(base: type[Desk], driver: str, session: bool = False) -> type[Desk]:
     return type(f"{base.__name__}_{driver}", (base,), {"driver": driver, "session": session})
 
@@ -334,6 +490,7 @@ DRIVERS: dict[str, tuple[str, type[Desk]]] = {
     "psycopg": ("postgresql", Psycopg),
     "psycopg-async": ("postgresql", PsycopgAsync),
     "asyncpg": ("postgresql", Asyncpg),
+    "asyncpg-pool": ("postgresql", AsyncpgPool),
     "pymysql": ("mysql", PyMySQL),
     "asyncmy": ("mysql", Asyncmy),
     "sqlalchemy-sqlite": ("sqlite", _over(_SQLAlchemy, "pysqlite")),
@@ -342,6 +499,7 @@ DRIVERS: dict[str, tuple[str, type[Desk]]] = {
     "session-sqlite": ("sqlite", _over(_SQLAlchemy, "pysqlite", session=True)),
     "session-psycopg": ("postgresql", _over(_SQLAlchemy, "psycopg", session=True)),
     "session-pymysql": ("mysql", _over(_SQLAlchemy, "pymysql", session=True)),
+    "scoped-session-psycopg": ("postgresql", ScopedSession),
     "sqlalchemy-async-aiosqlite": ("sqlite", _over(_SQLAlchemyAsync, "aiosqlite")),
     "sqlalchemy-async-psycopg": ("postgresql", _over(_SQLAlchemyAsync, "psycopg")),
     "sqlalchemy-async-asyncpg": ("postgresql", _over(_SQLAlchemyAsync, "asyncpg")),
@@ -350,6 +508,10 @@ DRIVERS: dict[str, tuple[str, type[Desk]]] = {
     "async-session-psycopg": ("postgresql", _over(_SQLAlchemyAsync, "psycopg", session=True)),
     "async-session-asyncpg": ("postgresql", _over(_SQLAlchemyAsync, "asyncpg", session=True)),
     "async-session-asyncmy": ("mysql", _over(_SQLAlchemyAsync, "asyncmy", session=True)),
+    "async-scoped-session-asyncpg": ("postgresql", AsyncScopedSession),
+    "django-sqlite": ("sqlite", _over(_Django, "sqlite3")),
+    "django-psycopg": ("postgresql", _over(_Django, "postgresql")),
+    "django-pymysql": ("mysql", _over(_Django, "mysql")),
 }
 """By name: the engine, and the desk."""
 
