@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from effectonce import KeyReused, NotApplied, Outcome, Policy, Receiver
+from effectonce import KeyReused, NotApplied, Outcome, Policy, Receiver, current
 from effectonce._blocking import run
 from effectonce._records import Completion, Ending, State, Verdict
 from effectonce.errors import (
@@ -431,6 +431,29 @@ def test_an_ended_session_is_gone(shop: Shop) -> None:
     assert run(sessions.receiver.store.get(claim_of(sessions, request).key)) is None
     with pytest.raises(SessionExpired):
         sessions.process(request, shop.charge, scope=ADA)
+
+
+def test_steps_of_a_request_are_remembered_until_it_ends(shop: Shop) -> None:
+    """A retry goes on after the last step that was finished, as everywhere."""
+    sessions = shop.sessions()
+    request = Request(sessions.open(scope=ADA).client, 1)
+    reserved: list[int] = []
+
+    def reserve() -> str:
+        reserved.append(1)
+        return "seat 7"
+
+    def fails_once(request: Request) -> str:
+        seat = current().step("reserve", reserve)
+        if len(shop.charged) < 1:
+            shop.charge(request)
+            raise ValueError("down")
+        return seat
+
+    with pytest.raises(ValueError, match="down"):
+        sessions.process(request, fails_once, scope=ADA)
+    assert sessions.process(request, fails_once, scope=ADA).value == "seat 7"
+    assert reserved == [1]
 
 
 def test_a_crowd_of_repeats_runs_each_number_once(shop: Shop) -> None:

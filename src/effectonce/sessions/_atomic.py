@@ -31,6 +31,7 @@ class SessionsOnConnection(OnConnection):
         other: Any = _OtherColour(adapter.awaits)
         self.blocking, self.asyncio = (other, colour) if adapter.awaits else (colour, other)
         self.flow = AtomicFlow(receiver.flow)
+        self.flow.home = self
 
 
 class AtomicSessions(TransactionStore, DeskStore):

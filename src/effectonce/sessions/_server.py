@@ -203,6 +203,7 @@ class _Inner(Receiver):
         monotonic = receiver.flow.monotonic
         self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
         self.flow = Flow(self._keeper, self.events, monotonic)
+        self.flow.home = self
         tell_of_forks(self._keeper)
 
 
