@@ -88,7 +88,7 @@ def storm(
     """Messages that come up to four times, and workers killed in the middle: each effect once, nothing left."""
     books = Books(folder / "books.db")
     send(deliveries(messages))
-    seconds = 90 + messages / 10
+    seconds = 60 + messages / 10
     for part in (1, 2):
         workers.until(lambda part=part: len(books.effects()) >= messages * part // 4, seconds)
         workers.kill()
