@@ -229,7 +229,11 @@ class Sweeper:
             if self.stopping or await crew.rest(pause):
                 raise Unfinished
 
-        self._tally(record, await saga.redrive(crew.colour, record, rest))
+        try:
+            self._tally(record, await saga.redrive(crew.colour, record, rest))
+        except Exception:  # nothing that a step raises: a mistake here must not go unnoticed
+            self.figures.failed += 1
+            log.exception("could not go on with %s", record.key)
 
     def _tally(self, record: Record, outcome: Outcome[Any]) -> None:
         figures, error = self.figures, outcome.error

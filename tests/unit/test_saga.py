@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.receiving import COLOURS, Colour, StagedStore, coroutine_function
+from tests.unit.receiving import COLOURS, Colour, StagedStore, Told, coroutine_function
 
 from effectonce import (
     InDoubt,
@@ -671,6 +674,25 @@ def test_a_policy_that_no_saga_can_keep_to(policy: Policy) -> None:
         pytest.raises(UsageError, match="policy= of its own"),
     ):
         Saga(receiver, "s", step(nothing, None))
+
+
+def test_a_saga_is_no_part_of_a_transaction(tmp_path: Path) -> None:
+    """It outlives every one; said at once."""
+    with (
+        Receiver(f"sqlite:///{tmp_path / 'effects.db'}") as receiver,
+        closing(sqlite3.connect(tmp_path / "effects.db")) as connection,
+        pytest.raises(UsageError, match="outlives every transaction"),
+    ):
+        Saga(receiver.on(connection), "s", step(nothing, None))
+
+
+def test_every_entry_is_told() -> None:
+    """To hooks, as steps are."""
+    told = Told()
+    with Receiver("memory://", hooks=[told]) as receiver:
+        Saga(receiver, "s", step(nothing, None)).run("o-1")
+    steps = [event.detail for event in told if event.kind == "step"]
+    assert steps == ["begin", "do:nothing"]
 
 
 def test_coroutines_need_an_event_loop() -> None:

@@ -53,9 +53,11 @@ class Trail:
         return [self.entries[name] for name in takewhile(self.entries.__contains__, names)]
 
     def failures(self, role: Role, task: Task) -> list[Entry]:
-        """Those that count."""
-        after = max((entry["at"] for entry in self._again()), default=0.0)
-        return [entry for entry in self.tries(role, task) if entry["at"] >= after]
+        """Those that count: the ones after a person's last word."""
+        names = list(self.entries)
+        last = max((place for place, name in enumerate(names) if name.startswith(AGAIN)), default=-1)
+        earlier = sum(name.startswith(f"{role}:{task.name}!") for name in names[: last + 1])
+        return self.tries(role, task)[earlier:]
 
     def value(self, name: str) -> Any:
         """A step's result; None if it is not known."""

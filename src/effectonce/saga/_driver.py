@@ -174,7 +174,8 @@ class Driver:
             turnout = next_try(role, task, self.trail)
             if not isinstance(turnout, Try):
                 return
-            await self._rest(max(0.0, turnout.after - self._saga.clock()))
+            pause = min(turnout.after - self._saga.clock(), task.longest_pause)  # a clock may be set back
+            await self._rest(max(0.0, pause))
             self._attempt.check()
             await self._try(role, task)
 
@@ -262,6 +263,7 @@ class Driver:
         if line.lacks:
             raise ResultUnavailable(f"The journal of this saga is full: {line.lacks}", key=self._attempt.key)
         self._remember(name, entry)
+        self._attempt.flow.tell_step(self._attempt, name)
 
     def _remember(self, name: str, entry: Entry) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ from ..errors import (
     UsageError,
 )
 from ..policy import Policy, Resolution
+from ..transactions._receiver import OnConnection
 from ._decisions import BEGIN, Moment, Trail
 from ._definition import awaits, outline_of
 from ._driver import NOTHING, Driver, Rest, Unfinished
@@ -64,6 +65,11 @@ class Saga:
         policy: Policy | None = None,
         timeout: Duration | None = None,
     ) -> None:
+        if isinstance(receiver, OnConnection):
+            raise UsageError(
+                "A saga outlives every transaction, so it can't be part of one. Give it the receiver itself; what its "
+                "steps write can be: see effectonce.saga.barrier."
+            )
         self.receiver, self.name, self.version = receiver, name, version
         self.operation = OPERATION + name
         self.outline = outline_of(steps, timeout)
