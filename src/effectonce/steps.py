@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from . import _progress as progress
 from . import codec, keys
 from ._answers import call_of
-from ._attempt import STEP, STEP_OPERATION, Attempt
+from ._attempt import CURRENT, STEP, STEP_OPERATION, Attempt
 from ._blocking import not_awaited, run
 from ._flow import insist
 from ._records import Record, Renewal
@@ -184,7 +184,7 @@ class Step:
         self._hint, self._aside = hint, aside
         self._entry: progress.Entry | None = None
         self._first = False
-        self._token: Token[Step] | None = None
+        self._tokens: tuple[Token[Attempt], Token[Step]] | None = None
         self._awaits: bool | None = None
         self._value: Any = None
         self._done = False
@@ -298,12 +298,12 @@ class Step:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Where the step is run. What leaves this by an exception is not done, and may be asked for again."""
-        token = STEP.set(self)
+        self._step_in()
         try:
             with self._or_again():
                 yield
         finally:
-            STEP.reset(token)
+            self._step_out()
 
     async def record(self, colour: Colour, value: Any) -> None:
         """Record the result of the step, which was run."""
@@ -324,6 +324,15 @@ class Step:
             journal_of(self.attempt).give_back(self.name)
             raise
 
+    def _step_in(self) -> None:
+        """Let ``current()`` and its keys be the step's: also on a thread that the handler has started."""
+        self._tokens = CURRENT.set(self.attempt), STEP.set(self)
+
+    def _step_out(self) -> None:
+        assert self._tokens is not None
+        CURRENT.reset(self._tokens[0])
+        STEP.reset(self._tokens[1])
+
     def _settle(self, value: Any) -> None:
         self._value, self._done = value, True
 
@@ -335,7 +344,7 @@ class Step:
             raise UsageError("A step can be entered once. Ask the attempt for another.", key=self.attempt.key)
         self._awaits = colour.awaits
         if await self.ask(colour):
-            self._token = STEP.set(self)
+            self._step_in()
         return self
 
     async def _complete(self, colour: Colour, value: Any) -> Any:
@@ -345,9 +354,9 @@ class Step:
         return value
 
     async def _exit(self, colour: Colour, error: BaseException | None) -> None:
-        if self._token is None:
+        if self._tokens is None:
             return
-        STEP.reset(self._token)
+        self._step_out()
         if self._done:
             return
         if error is None:
