@@ -4,6 +4,7 @@ that runs out. Whatever happens, it ends completed, or undone, or with a person;
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -36,7 +37,8 @@ OUTLINES = {
     "nothing to take back": Outline(((X,), (LOOK,))),
     "in a hurry": Outline(((X,), (PIVOT,)), timeout=10.0),
 }
-MOST_CRASHES, MOST_TRIES = 2, 2
+MOST_TRIES = 2
+SOAK = bool(os.environ.get("EFFECTONCE_SOAK"))
 
 
 class World(NamedTuple):
@@ -89,8 +91,6 @@ def tries(world: World, role: Role, task: Task) -> Iterator[World]:
 
 def deaths(world: World, run: Run) -> Iterator[World]:
     """The process dies; of a group, any may have happened."""
-    if world.number > MOST_CRASHES:
-        return
     names = [f"{run.role}:{task.name}" for task in run.tasks]
     for chosen in range(2 ** len(names)):
         yield world.happened(*(name for bit, name in enumerate(names) if chosen >> bit & 1)).crashed()
@@ -99,6 +99,7 @@ def deaths(world: World, run: Run) -> Iterator[World]:
 def explore(outline: Outline, max_lost: int | None = None) -> Counter[str]:
     """Go every way, and judge every end; how often each kind of end is met."""
     ends = Counter[str]()
+    most_crashes = 2 if SOAK else max_lost or 1
     todo, seen = [beginning()], set[Any]()
     while todo:
         world = todo.pop()
@@ -108,7 +109,7 @@ def explore(outline: Outline, max_lost: int | None = None) -> Counter[str]:
         seen.add(same)
         move = Moment(outline, world.trail, world.number, world.now, max_lost).decide()
         if isinstance(move, Run):
-            todo += deaths(world, move)
+            todo += deaths(world, move) if world.number <= most_crashes else ()
             for each in move.tasks:
                 todo += tries(world, move.role, each)
             if outline.timeout and world.now == 0:
@@ -116,7 +117,7 @@ def explore(outline: Outline, max_lost: int | None = None) -> Counter[str]:
         elif isinstance(move, Turn):
             assert move.reason
             todo.append(world.noted("turn", step=move.step, reason=move.reason))
-            if world.number <= MOST_CRASHES:
+            if world.number <= most_crashes:
                 todo.append(world.crashed())
         else:
             judge(outline, world, move)
