@@ -1,7 +1,8 @@
 """Sessions in two tables beside a PostgreSQL store's: one statement for each verb, over the store's connections.
 
 A statement that claims touches the session's row first, and so has it: requests of one client go one after the other
-for as long as that takes, and the mark that each sees is the last one.
+for as long as that takes, and the mark that each sees is the last one. What callers on an event loop ask for at the
+same moment is one transaction, in the order of sessions that everybody keeps to.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any, Final, cast
 
 from .._records import State
 from ..errors import StoreMismatch, StoreUnavailable
+from ..stores._loops import PerLoop
 from ..stores._named import statements
 from ..stores._postgres_sql import Answer, Call, Refusal, Row, Statement
 from ..stores._postgres_table import ALREADY_THERE, LOCKED, TRY_AGAIN
 from ..stores._steps import DONE, KEPT, Add, Added, End, Found, Read, Step, SteppingStore, Swap
+from ..stores._turns import Turns
 from ..stores.base import Features, Store, StoreStats
-from ..stores.postgres import PostgresStore
+from ..stores.postgres import LANES, PostgresStore
 from ._rules import Contact, Session, SessionClaim, expired, parts_of, refusal_of, stale
 from ._sql import NEIGHBOURS, STATES, Tables, columns_of, named, record_of
 from ._store import SessionStore
@@ -61,10 +64,10 @@ class PostgresSessions(SteppingStore, SessionStore):
 
     # Statements
 
-    async def _run(self, *calls: Call) -> list[Answer]:
+    async def _run(self, *calls: Call, together: bool = False) -> list[Answer]:
         if not self._said.ready:
             await self._make_ready()
-        return list(await self._verbs.run(calls))
+        return list(await self._verbs.run(calls, together))
 
     async def _rows(self, name: str, *values: Any) -> list[Row]:
         while True:
@@ -119,18 +122,27 @@ class PostgresSessions(SteppingStore, SessionStore):
         raise refusal_of(_session(name, columns[4:]), epoch, now) or expired()
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
-        """Have steps done in one round trip; again what others were first with."""
+        """Have steps done in one round trip."""
+        return _unless_refused(await self.execute(steps))
+
+    async def execute(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done, again what others were first with; a refusal is the reply to the step that it is about."""
         steps, replies = list(steps), [AGAIN] * len(steps)
         give_up = time.monotonic() + self._store._table.seconds
         while places := [place for place, reply in enumerate(replies) if reply is AGAIN]:
             if time.monotonic() > give_up:
                 raise StoreUnavailable(f"{self._store._table.shown} always served others first. Try again.")
-            answers = await self._run(*[self._call(steps[place]) for place in places])
+            places.sort(key=lambda place: parts_of(steps[place].key))  # so that nobody waits for one another
+            answers = await self._answers([self._call(steps[place]) for place in places])
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = self._replied(steps[place], answer)
                 if replies[place] is AGAIN and type(steps[place]) is End:
                     steps[place] = Read(steps[place].key)
         return replies
+
+    async def _answers(self, calls: list[Call]) -> list[Answer]:
+        """What the server says, to each statement by itself."""
+        return await self._run(*calls)
 
     def _call(self, step: Step) -> Call:
         """A step as a statement. What is not known here is read, and then swapped by the conversation."""
@@ -156,7 +168,7 @@ class PostgresSessions(SteppingStore, SessionStore):
                 return AGAIN
             if answer.code == LOCKED and type(step) in (Add, Swap):
                 return KEPT
-            raise self._store._table.translated(answer)
+            return self._store._table.translated(answer)
         if type(step) is Add:
             return _claimed(cast("SessionClaim", step.claim), answer[0])
         if type(step) is Swap:
@@ -184,20 +196,57 @@ class PostgresSessions(SteppingStore, SessionStore):
 
     def for_asyncio(self) -> Store:
         """The same over the connections of event loops."""
-        return PostgresSessions(self._store, self._store.for_asyncio(), self._said)
+        return _OnLoops(self._store, self._store.for_asyncio(), self._said)
+
+
+class _OnLoops(PostgresSessions):
+    """For callers on event loops: what comes in one turn of a loop is one transaction, and so one commit."""
+
+    def __init__(self, store: PostgresStore, verbs: Any, said: _Said) -> None:
+        super().__init__(store, verbs, said)
+        self._loops = PerLoop(lambda: _Loop(self))
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done, together with those of everyone who waits on this loop."""
+        return list(await self._loops.here().turns.submit(steps))
+
+    async def _answers(self, calls: list[Call]) -> list[Answer]:
+        """What the server says to all together; if it refuses one, to each by itself."""
+        if len(calls) > 1:
+            answers = await self._run(*calls, together=True)
+            if not any(isinstance(answer, Refusal) for answer in answers):
+                return answers
+        return await self._run(*calls)
+
+
+class _Loop:
+    """The turns in which the callers of one event loop go."""
+
+    def __init__(self, sessions: _OnLoops) -> None:
+        self.turns: Turns[Step, Any] = Turns(sessions.execute, LANES)
+
+    def close(self) -> None:
+        """Nothing to give back: the connections are the store's."""
+
+
+def _unless_refused(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def _claimed(claim: SessionClaim, row: Row) -> Any:
-    """What the statement says of a claim; a refusal is raised."""
+    """What the statement says of a claim."""
     now, low, fence, *rest = row
     session, known = rest[:4], rest[4:]
     if low is None:
         refusal = refusal_of(_session(claim.place.session, session), claim.place.epoch, now)
         if refusal is None:  # it was good when it was read, and not when it was to be touched
             return AGAIN
-        raise refusal
+        return refusal
     if claim.place.number < low:
-        raise stale(claim.key, claim.place.number, low)
+        return stale(claim.key, claim.place.number, low)
     if fence is not None:
         return Added(fence, now)
     return AGAIN if known[0] is None else Found(record_of(claim.key, tuple(known)), now)
