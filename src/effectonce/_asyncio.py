@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,22 +71,38 @@ class Asyncio:
 
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
-        slots = asyncio.Semaphore(limit)
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[T]] = []
+        todo, running = deque(jobs), 0
+        over: asyncio.Future[None] = loop.create_future()
         interrupted: BaseException | None = None
 
-        async def one(job: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-            async with slots:
-                return None if interrupted else await job()
+        def begin() -> None:
+            nonlocal running
+            while todo and running < limit:
+                running += 1
+                task = loop.create_task(todo.popleft()())  # each in a task, and so in a context, of its own
+                task.add_done_callback(end)
+                tasks.append(task)
 
-        tasks = [asyncio.ensure_future(one(job)) for job in jobs]
-        while not all(task.done() for task in tasks):
+        def end(_: object) -> None:
+            nonlocal running
+            running -= 1
+            begin()
+            if not running and not over.done():
+                over.set_result(None)
+
+        begin()
+        while running:
             try:
-                await asyncio.wait(tasks)
+                await over
             except asyncio.CancelledError as error:
-                interrupted = error
+                interrupted, over = error, loop.create_future()
+                todo.clear()
                 for task in tasks:
                     task.cancel()
-        return [None if task.cancelled() else task.result() for task in tasks], interrupted
+        results = [None if task.cancelled() else task.result() for task in tasks]
+        return results + [None] * (len(jobs) - len(tasks)), interrupted
 
 
 class Watch:
