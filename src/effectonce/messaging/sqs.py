@@ -133,7 +133,7 @@ class _Queue:
             ("MessageId", message.get("MessageId")),
         )
         ids = candidates(self.id, message, lambda name: _value(own.get(name)), usual)
-        body = message["Body"].encode()
+        body = message["Body"].encode("utf-8", "surrogatepass")  # what is no text is found out by decoding it
         sent = int(about["SentTimestamp"]) / 1000 if "SentTimestamp" in about else None
         times = int(about.get("ApproximateReceiveCount", 1))
         group = about.get("MessageGroupId") if self._is_fifo else None
