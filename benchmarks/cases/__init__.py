@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import dynamodb, http, mariadb, memory, messaging, parts, postgres, redis, relay, sqlite
+from benchmarks.cases import (
+    dynamodb,
+    http,
+    mariadb,
+    memory,
+    messaging,
+    parts,
+    postgres,
+    redis,
+    relay,
+    sessions,
+    sqlite,
+)
 from benchmarks.cases.base import Case, Row
 
 __all__ = ["Case", "Row", "all_cases"]
@@ -21,6 +33,7 @@ def all_cases(growth_keys: int | None) -> tuple[Case, ...]:
         *http.CASES,
         *relay.CASES,
         *messaging.CASES,
+        *sessions.CASES,
         *parts.CASES,
         *memory.growth(local_keys),
         *sqlite.growth(local_keys),

@@ -29,6 +29,10 @@ def open_subject(setup: Setup) -> Subject:
         from benchmarks.workers import consuming
 
         return consuming.open_subject(setup, "effectonce")
+    if setup.variant == "session":
+        from benchmarks.workers import sessions
+
+        return sessions.open_subject(setup)
     if setup.op == "import":
         return ImportTime("effectonce")
     if setup.op == "micro":
