@@ -39,10 +39,10 @@ from ._delivery import (
     Pace,
     Verdict,
     Watchdog,
-    decide,
     message_policy,
     to_extend,
 )
+from ._judge import Judge
 from ._ordered import Claims
 
 if TYPE_CHECKING:
@@ -162,10 +162,11 @@ class Consumer:
             raise UsageError(f"batch={self._size} must be 1 to {batch.MAX_SIZE}, concurrency= at least 1.")
         self._intake = Intake(options.get("decode", json.loads), options.get("max_body", 1 << 20))
         first, longest = options.get("retry", ("1s", "5m"))
-        self._pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))
+        pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))
         self._handling: Handling = self._chosen_handling(begin, options.get("cursor", False))
         # What a crash has rolled back is new to the store when it comes again, up to a batch at a time.
-        self._watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
+        watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
+        self._judge = Judge(receiver, self.policy, pace, watchdog)
         self._handler: Callable[..., Any] | None = None
         self._stopping = threading.Event()
         self._under_way: list[tuple[str, Delivery]] = []
@@ -250,7 +251,7 @@ class Consumer:
         if not deliveries:
             return 0
         outcomes = await self._handled(colour, handler, deliveries)
-        settled = [self._verdict(delivery, outcome) for delivery, outcome in outcomes]
+        settled = [(delivery, self._judge.verdict(delivery, outcome)) for delivery, outcome in outcomes]
         await self._broker.settle(settled)
         await self._handling.pass_over([each for each, verdict in settled if isinstance(verdict, DeadLetter)])
         unanswered = [v.delay for _, v in settled if isinstance(v, Nack) and v.reason == "store_error"]
@@ -275,22 +276,6 @@ class Consumer:
         finally:
             self._under_way, self._held = [], set()
         return list(zip(deliveries, found, strict=True))
-
-    def _verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> tuple[Delivery, Verdict]:
-        events = self._receiver.events
-        if isinstance(outcome, DeadLetter):
-            verdict: Verdict = outcome
-        else:
-            verdict = decide(outcome, self.policy, self._pace, delivery.times)
-            warning = self._watchdog.hear(delivery, outcome, verdict, self._receiver.flow.monotonic())
-            if warning:
-                log.error("%s", warning)
-                self._receiver.flow.tell("unstable_id", "", detail=warning)
-        if isinstance(verdict, DeadLetter):
-            log.warning("dead letter from %s: %s", delivery.source, verdict.reason)
-            events.note("dead_letter", self._receiver.flow.monotonic())
-            events.tell("dead_letter", _id_of(delivery), attempt=verdict.attempts, detail=verdict.reason)
-        return delivery, verdict
 
     async def _rest(self, colour: Colour, pause: float) -> None:
         while pause > 0 and not self._stopping.is_set():
@@ -374,11 +359,6 @@ class Consumer:
 async def done(answer: Any) -> Any:
     """A client's answer: blocking ones have it, others are awaited."""
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _id_of(delivery: Delivery) -> str:
-    """How to name a delivery that perhaps has no key."""
-    return next((str(found)[:255] for _, found in delivery.ids if found is not None), "")
 
 
 __all__ = ["Ack", "Broker", "Consumer", "Options", "done"]

@@ -1,0 +1,49 @@
+"""Verdicts, told to whoever listens: what ``_delivery`` decides, with the watchdog, the log and the events."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .._messages import Outcome
+from ._delivery import DeadLetter, Delivery, Pace, Verdict, Watchdog, decide
+
+if TYPE_CHECKING:
+    from .._receiver import Receiver
+    from ..policy import Policy
+
+log = logging.getLogger("effectonce.messaging")
+
+
+class Judge:
+    """Decides what to tell a broker, under one policy."""
+
+    def __init__(
+        self, receiver: Receiver, policy: Policy, pace: Pace, watchdog: Watchdog | None = None
+    ) -> None:
+        self._receiver, self._policy, self._pace = receiver, policy, pace
+        self._watchdog = watchdog or Watchdog()
+
+    def verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> Verdict:
+        """What to tell the broker of a delivery that had this outcome, or was not even admitted."""
+        if isinstance(outcome, DeadLetter):
+            return self.heard(delivery, outcome)
+        verdict = decide(outcome, self._policy, self._pace, delivery.times)
+        warning = self._watchdog.hear(delivery, outcome, verdict, self._receiver.flow.monotonic())
+        if warning:
+            log.error("%s", warning)
+            self._receiver.flow.tell("unstable_id", "", detail=warning)
+        return self.heard(delivery, verdict) if isinstance(verdict, DeadLetter) else verdict
+
+    def heard(self, delivery: Delivery, letter: DeadLetter) -> DeadLetter:
+        """Tell of a dead letter."""
+        log.warning("dead letter from %s: %s: %s", delivery.source, letter.reason, letter.detail)
+        events = self._receiver.events
+        events.note("dead_letter", self._receiver.flow.monotonic())
+        events.tell("dead_letter", _id_of(delivery), attempt=letter.attempts, detail=letter.reason)
+        return letter
+
+
+def _id_of(delivery: Delivery) -> str:
+    """How to name a delivery that perhaps has no key."""
+    return next((str(found)[:255] for _, found in delivery.ids if found is not None), "")
