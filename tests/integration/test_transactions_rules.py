@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pymysql
@@ -19,9 +21,13 @@ from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver, current
-from effectonce._records import State
+from effectonce._blocking import run as blocking
+from effectonce._records import Claim, State
 from effectonce.errors import ColourMismatch, InDoubt, InProgress, KeyReused, StoreError, UsageError
+from effectonce.keys import new_owner
 from effectonce.policy import Resolution
+from effectonce.stores._postgres_steps import id_of
+from effectonce.testing.clocks import wait_until
 from effectonce.transactions import adapt, aretrying, code_of, is_retryable, retrying
 
 
@@ -444,6 +450,52 @@ def test_cancellation_leaves_nothing(postgres_scene: Scene) -> None:
 
     asyncio.run(story())
     assert scene.receiver.get(scene.receiver.key_of(Message(id="a"))) is None
+
+
+def test_an_interrupted_wait_leaves_the_connection_usable(postgres_scene: Scene) -> None:
+    """Ctrl-C ends a claim that waits for another transaction; the user rolls back, and goes on with the connection."""
+    scene, main = postgres_scene, threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with scene.transaction() as holder, closing(scene.connect()) as connection:
+            scene.receiver.on(holder).process(Message(id="a"), scene.handler(holder))
+            waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND pid = %s"
+
+            async def interrupt() -> None:
+                with closing(scene.connect(autocommit=True)) as other:
+                    wait_until(lambda: other.execute(waits, (connection.info.backend_pid,)).fetchone())
+                signal.pthread_kill(main, signal.SIGINT)
+
+            beside = Beside(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+            beside.result()
+            connection.rollback()
+            assert scene.receiver.on(connection).process(Message(id="b"), lambda message: 1).value == 1
+            connection.commit()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert scene.place.count("a") == 1
+
+
+def test_who_watches_is_told_when_a_transaction_ends_what_it_took_over(postgres_scene: Scene) -> None:
+    """Once, when it commits. What is new in a transaction nobody can have watched, and nobody is told of it."""
+    scene = postgres_scene
+    store: Any = scene.receiver.store
+    key = scene.receiver.key_of(Message(id="a"))
+    held = blocking(store.claim(Claim(key, new_owner(), b"", 0.05, 60.0))).record
+    assert held is not None
+    assert blocking(store.mark(held))
+    wait_until(lambda: blocking(store.now()) > held.lease_until)
+    with closing(scene.connect(autocommit=True)) as ears:
+        ears.execute(f"LISTEN {store._table.sql.channel}")
+        for id in ("new", "a"):
+            with scene.transaction() as connection:
+                done = scene.receiver.on(connection).process(Message(id=id), scene.handler(connection))
+            assert done.attempt == (1 if id == "new" else 2)
+        heard = [notice.payload for notice in ears.notifies(timeout=20, stop_after=1)]
+        assert heard == [str(UUID(bytes=id_of(key)))]
+        assert list(ears.notifies(timeout=0)) == []
 
 
 def test_a_result_that_was_rolled_back_is_not_cached(scene: Scene) -> None:

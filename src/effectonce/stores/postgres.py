@@ -34,7 +34,7 @@ from ._postgres_steps import (
     MICROS,
     Group,
     add_encoded,
-    end_values,
+    end_encoded,
     grouped,
     id_of,
     record_of,
@@ -357,11 +357,9 @@ class PostgresStore(_Verbs):
         """End a claim; the untroubled end is written out here too."""
         if completion.owner and completion.began and self._table.ready:
             try:
-                answer = self._wires.run_one(self._end, self._end.encoded(end_values(completion)))
+                answer = self._wires.run_one(self._end, end_encoded(completion))
             except Lost as lost:
                 raise self._table.unreachable(lost) from lost
-            except Refusal:
-                answer = None
             if answer and type(answer) is list:
                 return Ending.DONE
         return await super().complete(completion)

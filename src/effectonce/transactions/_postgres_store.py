@@ -41,7 +41,6 @@ class InPostgres(TransactionStore):
     def __init__(self, adapter: Adapter, store: PostgresStore) -> None:
         super().__init__(adapter)
         self._store, self._sql = store, store._table.sql
-        self._put: set[str] = set()  # keys whose records are from this transaction: nobody else has seen them
 
     async def now(self) -> float:
         """The server's clock."""
@@ -49,7 +48,6 @@ class InPostgres(TransactionStore):
 
     async def open(self, claim: Claim, name: str) -> Decision:
         """Claim and mark: in one round trip where the driver can, if the last claim was for a new key too."""
-        self._put.discard(claim.key)
         if self.at_once or not claim.may_create or not self.adapter.pipelines:
             return await super().open(claim, name)
         if self._store in _EXPECT_KNOWN:
@@ -60,7 +58,6 @@ class InPostgres(TransactionStore):
         with self.errors:
             done, _ = await self._together(("put", claim), (f"SAVEPOINT {name}", None))
         if done.rows:
-            self._put.add(claim.key)
             ((fence,),) = done.rows
             return decide_claim(None, claim, fence / MICROS, fence - 1)
         _EXPECT_KNOWN.add(self._store)
@@ -83,10 +80,8 @@ class InPostgres(TransactionStore):
         """Forget the mark and end the claim, likewise."""
         if name is None or not self.adapter.pipelines:
             return await super().close_with(completion, name)
-        end = "settle" if completion.key in self._put else "end"
-        self._put.discard(completion.key)
         with GONE_OR_RAISED:
-            _, ended = await self._together((f"RELEASE SAVEPOINT {name}", None), (end, completion))
+            _, ended = await self._together((f"RELEASE SAVEPOINT {name}", None), ("settle", completion))
         return Ending.DONE if ended.changed else await self.complete(completion)
 
     async def _together(self, *calls: tuple[str, Claim | Completion | None]) -> list[Result]:

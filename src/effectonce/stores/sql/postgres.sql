@@ -59,8 +59,8 @@ SELECT place, state, CASE WHEN fence IS NULL THEN {put}(id, asked.key, print, co
        lease_until, expires_at, fingerprint, content, date_part('epoch', clock_timestamp())
 FROM {asked} LEFT JOIN {table} USING (id);
 
--- The same in a user's transaction, where a key is nearly always new: nobody looks before, and no function is in between. A
--- row if the record was put in place.
+-- The same in a user's transaction, where a key is nearly always new: nobody looks before, and no function is in
+-- between. A row if the record was put in place.
 -- name: put
 INSERT INTO {table}
 SELECT micros, $1::uuid, $2::text, $3::bytea, $4::integer, until + $6::float8, until, $7::bytea
@@ -70,15 +70,16 @@ FROM (
 ) AS times
 ON CONFLICT DO NOTHING RETURNING fence;
 
--- The end of what was put in place in this very transaction: nobody else has seen the record, so nobody watches it.
+-- The end of what was claimed in the same transaction: nobody else has seen that claim, and who watched what it took over
+-- has been told by the swap.
 -- name: settle
 UPDATE {table}
 SET state = state & -8 | $4::integer, content = $5::bytea, lease_until = NULL,
     expires_at = date_part('epoch', clock_timestamp()) + $6::float8
-WHERE id = $1::uuid AND state & 7 = 1 AND content = $2::bytea AND fence = $3::bigint;
+WHERE id = $1::uuid AND state & 7 = 1 AND fence = $3::bigint AND substr(content, 1, 16) = $2::bytea;
 
--- The same as `add` for many, by one insert instead of a call for each. They get fences one after the other, so that a fence tells
--- whose it is.
+-- The same as `add` for many, by one insert instead of a call for each. They get fences one after the other, so that a
+-- fence tells whose it is.
 -- name: add_many
 -- asked: id uuid, key text, print bytea, code integer, lease float8, keep float8, owner bytea
 WITH clock AS MATERIALIZED (
