@@ -148,7 +148,7 @@ def test_what_was_made_before_a_rebalance_is_never_seen(pipe: Pipe) -> None:
             assert is_busy.wait(60)
             before = broker._rebalances
             threads[1].start()
-            wait_until(lambda: broker._rebalances > before, seconds=60)
+            wait_until(lambda: broker._rebalances >= before + 2, seconds=60)  # given away, and taken anew
             may_go_on.set()
             wait_until(pipe.is_done, seconds=60)
         finally:
