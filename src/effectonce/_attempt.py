@@ -108,8 +108,7 @@ class Attempt:
         step, home = Step(self, name, hint=hint_of(function), version=version), self.flow.home
         if on is None:
             return cast("R", run(step.call(home.blocking, function, args, kwargs)))
-        receiver = home.on(on)
-        return cast("R", run(step.call_on(receiver, receiver.blocking, function, args, kwargs)))
+        return cast("R", run(step.call_on(on, function, args, kwargs, awaits=False)))
 
     @overload
     async def astep(
@@ -149,8 +148,7 @@ class Attempt:
         step, home = Step(self, name, hint=hint_of(function), version=version), self.flow.home
         if on is None:
             return await step.call(home.asyncio, function, args, kwargs)
-        receiver = home.on(on)
-        return await step.call_on(receiver, receiver.asyncio, function, args, kwargs)
+        return await step.call_on(on, function, args, kwargs, awaits=True)
 
     def stepping(self, name: str, *, hint: Any = Any, version: int = 1) -> Step:
         """A step as a block: ``with attempt.stepping("reserve") as step``, or ``async with``.

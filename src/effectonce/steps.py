@@ -30,7 +30,6 @@ from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable, Usa
 
 if TYPE_CHECKING:
     from ._flow import Colour
-    from ._receiver import Receiver
 
 __all__ = ["Step", "finished"]
 
@@ -246,7 +245,7 @@ class Step:
         return self._value
 
     async def call_on(
-        self, receiver: Receiver, colour: Colour, function: Callable[..., Any], *given: Any
+        self, connection: Any, function: Callable[..., Any], args: Any, kwargs: Any, *, awaits: bool
     ) -> Any:
         """The same in a transaction of the user's: recorded there, under the step's own key, and committed with it."""
         if self.attempt.guarantee == "atomic":
@@ -255,10 +254,13 @@ class Step:
                 key=self.attempt.key,
             )
         self._aside = True  # it is not in the journal, so it has no place in its order
-        if await self.ask(colour):
+        home = self.attempt.flow.home
+        receiver = home.on(connection)
+        colour = receiver.asyncio if awaits else receiver.blocking
+        if await self.ask(home.asyncio if awaits else home.blocking):
             call = call_of(keys.prefix("", STEP_OPERATION) + self.key, b"", self.attempt.policy, self._hint)
             with self._or_again():
-                outcome = (await receiver.flow.run(colour, call, function, *given)).unwrap()
+                outcome = (await receiver.flow.run(colour, call, function, args, kwargs)).unwrap()
             self.attempt.flow.tell_step(self.attempt, f"{self.name}: {outcome.status}")
             self._settle(outcome.value)
         return self._value
