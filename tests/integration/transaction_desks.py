@@ -185,6 +185,24 @@ class Desk:
         return on.process_batch(messages, lambda message: finished(work(message)), **options)
 
 
+class AsyncDesk(Desk):
+    """The same, awaited."""
+
+    awaits = True
+
+    async def execute(self, sql: str) -> Any:
+        await self.connection.execute(sql)
+
+    async def commit(self) -> None:
+        await self.connection.commit()
+
+    async def rollback(self) -> None:
+        await self.connection.rollback()
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine that never suspends."""
     try:

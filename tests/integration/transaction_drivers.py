@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from tests.integration.transaction_desks import Desk, Place, finished
+from tests.integration.transaction_desks import AsyncDesk, Desk, Place, finished
 from tests.integration.transaction_frameworks import (
     AsyncScopedSession,
     Django,
@@ -35,30 +35,14 @@ class Psycopg(Desk):
         self.connection = psycopg.connect(self.place.url)
 
 
-class PsycopgAsync(Desk):
-    awaits = True
-
+class PsycopgAsync(AsyncDesk):
     async def open(self) -> None:
         import psycopg
 
         self.connection = await psycopg.AsyncConnection.connect(self.place.url)
 
-    async def execute(self, sql: str) -> Any:
-        await self.connection.execute(sql)
 
-    async def commit(self) -> None:
-        await self.connection.commit()
-
-    async def rollback(self) -> None:
-        await self.connection.rollback()
-
-    async def close(self) -> None:
-        await self.connection.close()
-
-
-class Asyncpg(Desk):
-    awaits = True
-
+class Asyncpg(AsyncDesk):
     async def open(self) -> None:
         import asyncpg
 
@@ -68,9 +52,6 @@ class Asyncpg(Desk):
     async def begin(self) -> None:
         self.transaction = self.connection.transaction()
         await self.transaction.start()
-
-    async def execute(self, sql: str) -> Any:
-        await self.connection.execute(sql)
 
     async def commit(self) -> None:
         await self.transaction.commit()
@@ -110,9 +91,7 @@ class PyMySQL(Desk):
         self.connection = pymysql.connect(**self.place.mysql())
 
 
-class Asyncmy(Desk):
-    awaits = True
-
+class Asyncmy(AsyncDesk):
     async def open(self) -> None:
         import asyncmy
 
@@ -122,12 +101,6 @@ class Asyncmy(Desk):
     async def execute(self, sql: str) -> Any:
         async with self.connection.cursor() as cursor:
             await cursor.execute(sql)
-
-    async def commit(self) -> None:
-        await self.connection.commit()
-
-    async def rollback(self) -> None:
-        await self.connection.rollback()
 
     async def close(self) -> None:
         await self.connection.ensure_closed()

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from tests.integration.transaction_desks import Desk
+from tests.integration.transaction_desks import AsyncDesk, Desk
 
 
 class SQLAlchemy(Desk):
@@ -59,8 +59,7 @@ class ScopedSession(SQLAlchemy):
         self.engine.dispose()
 
 
-class SQLAlchemyAsync(Desk):
-    awaits = True
+class SQLAlchemyAsync(AsyncDesk):
     driver: str
     session = False
 
@@ -84,14 +83,8 @@ class SQLAlchemyAsync(Desk):
     async def release_savepoint(self) -> None:
         await self.nested.commit()
 
-    async def commit(self) -> None:
-        await self.connection.commit()
-
-    async def rollback(self) -> None:
-        await self.connection.rollback()
-
     async def close(self) -> None:
-        await self.connection.close()
+        await super().close()
         await self.engine.dispose()
 
 
