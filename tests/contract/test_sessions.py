@@ -24,6 +24,7 @@ from effectonce.errors import (
     StaleRequest,
     WindowExceeded,
 )
+from effectonce.hooks import Event
 from effectonce.keys import new_owner
 from effectonce.sessions import ClientSession, Opened, Request, Sessions
 from effectonce.testing.clocks import wait_until
@@ -220,6 +221,22 @@ def test_forged_and_foreign_ids_are_answered_like_ids_that_never_were(shop: Shop
     assert shop.charged == []
     assert sessions.touch(opened.client, scope=ADA).epoch == 1
     assert opened.client not in repr(opened) + repr(Request(opened.client, 1))
+
+
+def test_who_listens_hears_of_refusals(tmp_path: Path) -> None:
+    """By a hash of scope and id, and why."""
+    events: list[Event] = []
+    with Receiver("memory://", hooks=[events.append]) as receiver:
+        sessions = Sessions(receiver)
+        opened = sessions.open(scope=ADA)
+        sessions.process(Request(opened.client, 2, 1), lambda request: 1, scope=ADA)
+        refusal(lambda: sessions.process(Request(opened.client, 1), lambda request: 1, scope=ADA))
+        refusal(lambda: sessions.process(Request("0" * 32, 1), lambda request: 1, scope=ADA))
+        sessions.close()
+    told = [(event.kind, event.detail) for event in events]
+    assert told[-2:] == [("late", "StaleRequest"), ("late", "SessionExpired")]
+    assert [kind for kind, _ in told[:2]] == ["claimed", "completed"]
+    assert not any(opened.client in event.key for event in events)
 
 
 def test_client_ids_cant_be_guessed_and_are_not_stored(shop: Shop) -> None:

@@ -56,9 +56,12 @@ class SessionExchange(Exchange):
         terms = sound(self.rules.terms)
         try:
             self.call = self._sessions.call_of(self._request, fingerprint, terms, ANSWER, self.scope)
+        except BadRequest as refused:
+            return self.given(Outcome("failed", error=refused))
+        try:
             opened = await self.flow.open(self.colour, self.call)
         except Refused as refused:
-            return self.given(Outcome("failed", error=refused))
+            return self.given(self._sessions.refused(self.call, refused))
         if not isinstance(opened, Attempt):
             return self.given(opened)
         self.attempt, self.wish = opened, Wish()

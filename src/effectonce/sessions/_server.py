@@ -13,13 +13,13 @@ from .. import keys
 from .._answers import Call
 from .._blocking import Blocking, run
 from .._durations import Duration, seconds
-from .._flow import Flow
+from .._flow import Colour, Flow
 from .._fork import tell_of_forks
 from .._keeper import Keeper
 from .._messages import Outcome
 from .._receiver import Receiver, _check_awaited, _is_plain, _refuse, _resolved_hint
 from .._records import make
-from ..errors import UsageError
+from ..errors import Refused, UsageError
 from ..keys import new_owner
 from ..policy import Policy
 from ..stores import Store
@@ -112,7 +112,7 @@ class Sessions:
         if not _is_plain(handler):
             _refuse(handler, "aprocess")
         call = self._call(request, handler, scope, policy)
-        return run(self.receiver.flow.run(self.receiver.blocking, call, handler, (request,), {})).unwrap()
+        return run(self._run(self.receiver.blocking, call, handler, request)).unwrap()
 
     async def aprocess(
         self,
@@ -125,7 +125,15 @@ class Sessions:
         """Await ``handler(request)`` once; every repeat gets the first result. Raises what gave no result."""
         _check_awaited(handler, "aprocess")
         call = self._call(request, handler, scope, policy)
-        return (await self.receiver.flow.run(self.receiver.asyncio, call, handler, (request,), {})).unwrap()
+        return (await self._run(self.receiver.asyncio, call, handler, request)).unwrap()
+
+    async def _run(
+        self, colour: Colour, call: Call, handler: Callable[..., Any], request: Request
+    ) -> Outcome[Any]:
+        try:
+            return await self.receiver.flow.run(colour, call, handler, (request,), {})
+        except Refused as refused:
+            return self.refused(call, refused)
 
     def on(self, connection: Any) -> Sessions:
         """The same sessions inside the transaction that a connection is in: mark, answer and effect commit together."""
@@ -164,6 +172,11 @@ class Sessions:
         claim = make(SessionClaim, (key, new_owner(), fingerprint, lease, keep, once, most, True))
         claim.place = place
         return make(Call, (claim, policy, hint))
+
+    def refused(self, call: Call, error: Refused) -> Outcome[Any]:
+        """The outcome of a request that its session refuses; who listens is told."""
+        self.receiver.flow.tell("late", call.key, detail=type(error).__name__)
+        return Outcome("late", error=error)
 
     def _call(self, request: Request, handler: Callable[..., Any], scope: str, policy: Policy | None) -> Call:
         if type(request) is not Request:
