@@ -85,15 +85,22 @@ class Api(BaseHTTPRequestHandler):
 
 
 class MailServer(socketserver.ThreadingTCPServer):
-    """A thread for each client."""
+    """A thread for each client, of whom many may come at once."""
 
     daemon_threads = allow_reuse_address = True
+    request_queue_size = 128
+
+
+class ApiServer(ThreadingHTTPServer):
+    """The same."""
+
+    request_queue_size = 128
 
 
 def serve(smtp_port: int, http_port: int) -> tuple[int, int]:
     """Begin to serve; the ports, which are free ones where 0 was asked for."""
     mail = MailServer(("127.0.0.1", smtp_port), Mail)
-    api = ThreadingHTTPServer(("127.0.0.1", http_port), Api)
+    api = ApiServer(("127.0.0.1", http_port), Api)
     for server in (mail, api):
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return mail.server_address[1], api.server_address[1]
