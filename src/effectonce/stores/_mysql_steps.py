@@ -33,7 +33,7 @@ from ._mysql_sql import (
     name_of,
     read_record,
 )
-from ._steps import DONE, KEPT, Add, Added, End, Found, Hold, Kept, Read, Save, Step, Swap
+from ._steps import DONE, KEPT, Add, Added, End, Found, Hold, Kept, Read, Save, Step, Swap, kept_if_nothing
 
 MOST_BYTES: Final = 1 << 20
 """Of a packet with more than one step."""
@@ -75,7 +75,7 @@ class Stepper:
         if not any(doubted):
             return replies
         return [
-            _kept_if_nothing(reply) if doubt else reply for reply, doubt in zip(replies, doubted, strict=True)
+            kept_if_nothing(reply) if doubt else reply for reply, doubt in zip(replies, doubted, strict=True)
         ]
 
     def _insist(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
@@ -113,7 +113,7 @@ class Stepper:
             return KEPT
         self._kept.add(step.key)
         (found,) = yield from self._insist(server, (Read(step.key),), 1)
-        return _kept_if_nothing(found)
+        return kept_if_nothing(found)
 
     # A usual step, alone, to a MariaDB. Every call pays for each line that it goes through, so these are few.
 
@@ -141,10 +141,6 @@ class Stepper:
         results: list[Result] = []
         yield from _say(self._hand.forget(results.append))
         return sum(result.changed for result in results)
-
-
-def _kept_if_nothing(reply: Any) -> Any:
-    return KEPT if type(reply) is Found and reply.record is None else reply
 
 
 class Hand:

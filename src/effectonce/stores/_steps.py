@@ -176,6 +176,11 @@ def _swapping(before: Record, after: Record) -> Conversation[bool]:
     return cast("bool", swapped)
 
 
+def kept_if_nothing(reply: Any) -> Any:
+    """The reply to an ``Add`` that was sent as a ``Read``, because an open transaction was seen to have the record."""
+    return KEPT if type(reply) is Found and reply.record is None else reply
+
+
 class Kept:
     """Keys that an open transaction was seen to have. For a moment nobody else waits to see the same."""
 

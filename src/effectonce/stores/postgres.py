@@ -55,6 +55,7 @@ from ._steps import (
     Swap,
     claiming,
     ending,
+    kept_if_nothing,
 )  # fmt: skip
 from ._turns import Turns
 from ._urls import shown
@@ -150,8 +151,7 @@ class _Verbs(SteppingStore):
                 else:
                     group.settle(answer, steps, replies)
         for place in doubted:
-            if type(replies[place]) is Found and replies[place].record is None:
-                replies[place] = KEPT
+            replies[place] = kept_if_nothing(replies[place])
         self.count(list(map(type, replies)).count(Added))
         return replies
 
