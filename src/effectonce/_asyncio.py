@@ -127,8 +127,8 @@ class Watch:
 
     def end(self) -> None:
         """The handler has ended: there is nothing to cancel."""
-        self._task = None
-        self._attempt.when_lost(_nobody)  # else attempt, task and context would hold on to each other
+        self._task = self._attempt.line = None  # else attempt, task and context would hold on to each other
+        self._attempt.when_lost(_nobody)
 
     def _lose(self) -> None:
         _on(self._loop, self._cancel)  # from the keeper's thread
