@@ -98,7 +98,7 @@ class Confluent:
         """What the client may call back: coroutine functions, or plain ones."""
         return coroutine if self.awaits else lambda *args: run(coroutine(*args))
 
-    async def _take(self, _: Any, partitions: list[TopicPartition]) -> None:
+    async def _take(self, client: Any, partitions: list[TopicPartition]) -> None:
         places = {Place(each.topic, each.partition) for each in partitions}
         self._assigned |= places
         self._fresh |= places
@@ -121,7 +121,7 @@ class Confluent:
         assign = self._consumer.incremental_assign if self._is_incremental else self._consumer.assign
         await done(assign(partitions))
 
-    async def _give(self, _: Any, partitions: list[TopicPartition]) -> None:
+    async def _give(self, client: Any, partitions: list[TopicPartition]) -> None:
         given = {Place(each.topic, each.partition) for each in partitions}
         self._assigned -= given
         self._fresh -= given

@@ -145,13 +145,13 @@ class Transforming(Confluent):
         await self._apart(lambda: self._producer.init_transactions(TRANSACTION_SECONDS))
         await super().open()
 
-    async def _take(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    async def _take(self, client: Any, partitions: list[TopicPartition]) -> None:
         self._rebalances += 1
-        await super()._take(consumer, partitions)
+        await super()._take(client, partitions)
 
-    async def _give(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    async def _give(self, client: Any, partitions: list[TopicPartition]) -> None:
         self._rebalances += 1
-        await super()._give(consumer, partitions)
+        await super()._give(client, partitions)
 
     async def _poll(self, most: int) -> list[Record]:
         before = self._rebalances
