@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from effectonce import Policy, Receiver, current
+from effectonce import NotApplied, Policy, Receiver, current
 from effectonce.errors import Compensated
 from effectonce.saga import Saga, pivot, step, together
 from effectonce.sweeper import Sweeper
@@ -30,8 +30,8 @@ Order = dict[str, Any]
 LEASE = 1.5
 QUICK = ("1ms", "2ms")
 STEPS = ("reserve", "charge", "label", "ship", "mail")
-SCENARIOS = ("completes", "refused", "shaky")
-"""All goes well; the pivot says no; steps and compensations fail at first."""
+SCENARIOS = ("completes", "refused", "shaky", "torn")
+"""All goes well; the pivot says no; steps and compensations fail at first; a step happens, and then says it can't."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, saga TEXT, name TEXT, fence INTEGER);
 CREATE TABLE IF NOT EXISTS closed (saga TEXT, name TEXT, PRIMARY KEY (saga, name));
@@ -131,17 +131,24 @@ class Process:
             scenario = id.partition("-")[0]
             if scenario != "completes" and name == "do ship":
                 raise Refused(id)
-            if (
-                scenario == "shaky"
-                and name in ("do charge", "undo reserve")
-                and self.sink.tried(id, name) < 3
-            ):
+            if scenario == "torn" and name == "do label":
+                self._tear(id, name)
+            is_shaky = scenario == "shaky" and name in ("do charge", "undo reserve")
+            if is_shaky and self.sink.tried(id, name) < 3:
                 raise ValueError("shaky")
             self.sink.apply(id, name)
             self._tick()
             return name
 
         return work
+
+    def _tear(self, id: str, name: str) -> None:
+        """The first try has its effect and no answer; whoever tries again hears that nothing was done, this time."""
+        if self.sink.tried(id, name) > 1:
+            raise NotApplied(id)
+        self.sink.apply(id, name)
+        self._tick()
+        raise TimeoutError(id)
 
     def run(self, id: str, awaits: bool) -> None:
         """Run a saga as a client would."""

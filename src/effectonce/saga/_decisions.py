@@ -213,9 +213,8 @@ class Moment(NamedTuple):
         before = [entry for name, entry in trail.entries.items() if name in (BEGIN, *earlier)]
         until = trail.turn or {"n": self.number}
         is_clean = all(entry["kind"] in ("nothing", "refused") for entry in trail.tries("do", task))
-        return (
-            not trail.holds("do", task) and is_clean and before[-1:] != [] and before[-1]["n"] == until["n"]
-        )
+        has_no_gap = max((entry["n"] for entry in before), default=0) == until["n"]
+        return not trail.holds("do", task) and is_clean and has_no_gap
 
     def results(self) -> dict[str, Any]:
         """What every step returned."""
