@@ -150,6 +150,46 @@ def test_a_failed_entry_comes_again_and_a_hopeless_one_is_put_aside(client: redi
     assert pending(client, stream) == 0
 
 
+def test_a_poll_of_a_thousand_is_claimed_recorded_and_acknowledged_at_once(
+    client: redis.Redis, stream: str
+) -> None:
+    """Three commands for all of it; and when one of them fails, only that one comes again."""
+    pipeline = client.pipeline(transaction=False)
+    for number in range(1000):
+        pipeline.xadd(stream, {"id": f"o-{number}", "payload": json.dumps({"order": number})})
+    pipeline.execute()
+    ran: list[int] = []
+    asked: list[tuple[str, int]] = []
+
+    def handler(message: Message) -> None:
+        ran.append(message.payload["order"])
+        if ran.count(500) == 1 and ran[-1] == 500:
+            raise ValueError("not today")
+
+    def xacks() -> int:
+        return int(client.info("commandstats").get("cmdstat_xack", {}).get("calls", 0))
+
+    with Receiver("memory://") as receiver:
+        store: Any = receiver.blocking.store
+
+        def counting(name: str, verb: Any) -> Any:
+            async def counted(commands: Any) -> Any:
+                asked.append((name, len(commands)))
+                return await verb(commands)
+
+            return counted
+
+        store.claim_many = counting("claim_many", store.claim_many)
+        store.complete_many = counting("complete_many", store.complete_many)
+        consumer, before = consumer_of(client, stream, receiver, batch=1000), xacks()
+        assert consumer.run_once(handler) == 1000
+        assert asked == [("claim_many", 1000), ("complete_many", 1000)]
+        assert xacks() - before == 1
+        assert pending(client, stream) == 1
+        until(consumer, handler, lambda: pending(client, stream) == 0)
+    assert sorted(ran) == sorted([*range(1000), 500])
+
+
 def test_a_pause_is_shorter_than_the_patience_with_the_dead(client: redis.Redis, stream: str) -> None:
     """A failed entry comes again after its own pause, however long a silent consumer is waited for."""
     add(client, stream, "flaky")
