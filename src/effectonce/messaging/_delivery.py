@@ -57,7 +57,7 @@ DONE: Final = ("executed", "replayed")
 
 Reason = Literal[
     "no_id", "invalid_id", "undecodable", "unusable", "too_large", "future", "late", "mismatch", "remembered_error",
-    "attempts_exhausted",
+    "attempts_exhausted", "no_result",
 ]  # fmt: skip
 """Why a message can never be processed, however often it is delivered."""
 

@@ -1,0 +1,215 @@
+"""A message as FastStream hands it over, on each of its brokers: where its stable id is, and where it is put aside.
+
+FastStream gives every message an id, but not one to rely on: its Kafka ids lack topic and partition, its RabbitMQ ids
+are made up on each delivery where the sender gave none, and its NATS ids ignore ``Nats-Msg-Id``. So ids are looked for
+in the client's own message, as the consumers of these brokers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from ..errors import UsageError
+from . import _amqp, _kafka
+from ._delivery import EXTEND_SHARE, DeadLetter, Delivery, candidates, labels, or_place
+
+LONGEST_HOLD: Final = 60.0
+"""For how long a message is held back here at most where its broker can't put it off."""
+MSG_ID: Final = "Nats-Msg-Id"
+
+
+class Kind:
+    """One kind of broker."""
+
+    def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
+        """The message in the words of all brokers."""
+        raise NotImplementedError
+
+    async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
+        """Publish what can't be processed, with the reason."""
+        raise NotImplementedError
+
+    async def put_off(self, delay: float) -> Mapping[str, Any]:
+        """Let a pause pass, or say in the options of a nack how long it is."""
+        await asyncio.sleep(min(delay, LONGEST_HOLD))
+        return {}
+
+    @asynccontextmanager
+    async def kept(self, message: Any) -> AsyncIterator[None]:
+        """Have the broker wait while the handler runs."""
+        yield
+
+
+class RabbitMQ(Kind):
+    """Ids are the property ``message_id``, else the header ``id``."""
+
+    def __init__(self) -> None:
+        self._declared: set[str] = set()
+
+    def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
+        raw = message.raw_message
+        return _amqp.delivery_of(
+            message,
+            subscriber.queue.add_prefix(subscriber._outer_config.prefix).name,
+            wanted,
+            message_id=raw.message_id,
+            headers=raw.headers,
+            timestamp=None if raw.timestamp is None else raw.timestamp.timestamp(),
+            body=message.body,
+            redelivered=bool(raw.redelivered),
+        )
+
+    async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
+        from faststream.rabbit import RabbitQueue
+
+        if where not in self._declared:
+            await broker.declare_queue(RabbitQueue(where, durable=True))
+            self._declared.add(where)
+        raw = delivery.handle.raw_message
+        await broker.publish(
+            delivery.body,
+            where,
+            headers={**(raw.headers or {}), **labels(letter, delivery)},
+            content_type=raw.content_type,
+            message_id=raw.message_id,
+            persist=True,
+        )
+
+
+class Kafka(Kind):
+    """Ids are the header ``id``, else partition and offset."""
+
+    def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
+        return _kafka.delivery_of(_record(message.raw_message), wanted)
+
+    async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
+        record: _kafka.Record = delivery.handle
+        headers = {name: _text(value) for name, value in record.headers} | labels(letter, delivery)
+        await broker.publish(record.value, where, key=record.key, headers=headers)
+
+
+class JetStream(Kind):
+    """Ids are ``Nats-Msg-Id``, else the place in the stream."""
+
+    def __init__(self) -> None:
+        self._made: set[str] = set()
+        self._waits: dict[tuple[str, str], float] = {}
+
+    def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
+        raw, about = message.raw_message, _metadata(message)
+        headers = raw.headers or {}
+        usual = or_place(f"the header {MSG_ID}", headers.get(MSG_ID), about.stream, about.sequence.stream)
+        ids = candidates(wanted, message, headers.get, usual)
+        sent, times = about.timestamp.timestamp(), about.num_delivered
+        return Delivery(message, about.stream, ids, message.body, len(message.body), sent, times)
+
+    async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
+        from nats.js.errors import NotFoundError
+
+        raw, about = delivery.handle.raw_message, _metadata(delivery.handle)
+        context = raw._client.jetstream()
+        if where not in self._made:
+            try:
+                await context.find_stream_name_by_subject(where)
+            except NotFoundError:
+                await context.add_stream(name=where.replace(".", "-"), subjects=[where])
+            self._made.add(where)
+        headers = dict(raw.headers or {}) | labels(letter, delivery)
+        headers[MSG_ID] = f"dead:{about.stream}:{about.sequence.stream}"
+        await context.publish(where, delivery.body, headers=headers)
+
+    async def put_off(self, delay: float) -> Mapping[str, Any]:
+        return {"delay": delay}
+
+    @asynccontextmanager
+    async def kept(self, message: Any) -> AsyncIterator[None]:
+        wait = await self._ack_wait(message)
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(wait / EXTEND_SHARE)
+                with suppress(Exception):  # a delivery that comes again is absorbed
+                    await message.in_progress()
+
+        beating = asyncio.ensure_future(beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+
+    async def _ack_wait(self, message: Any) -> float:
+        about = _metadata(message)
+        consumer = (about.stream, about.consumer)
+        if consumer not in self._waits:
+            config = (await message.raw_message._client.jetstream().consumer_info(*consumer)).config
+            self._waits[consumer] = min([config.ack_wait or 30.0, *(config.backoff or ())])
+        return self._waits[consumer]
+
+
+KINDS: Final = {
+    "faststream.rabbit": RabbitMQ,
+    "faststream.kafka": Kafka,
+    "faststream.confluent": Kafka,
+    "faststream.nats": JetStream,
+}
+
+
+def kind_of(message: Any) -> type[Kind]:
+    """What kind of broker a message is from."""
+    if isinstance(message.raw_message, tuple | list):
+        raise UsageError(
+            "This subscriber takes batches, and a batch has no id of its own: another delivery may cut it differently. "
+            "Take single messages, or use the consumers of effectonce.messaging, which claim batches together."
+        )
+    for each in type(message).__mro__:
+        if found := KINDS.get(each.__module__.rpartition(".")[0]):
+            return found
+    raise UsageError(
+        f"{type(message).__name__}: messages are protected on RabbitMQ, Kafka and NATS JetStream. Others have no "
+        "stable id, or can't be given back."
+    )
+
+
+async def give_back(message: Any) -> None:
+    """Have a message delivered again that was not looked at, also where FastStream takes it for acknowledged."""
+    with suppress(Exception):
+        raw, consumer = message.raw_message, getattr(message, "consumer", None)
+        if consumer is None:
+            await message.nack()
+        elif hasattr(message, "is_manual"):  # confluent-kafka
+            await consumer.seek(topic=raw.topic(), partition=raw.partition(), offset=raw.offset())
+        else:
+            from aiokafka import TopicPartition
+
+            consumer.seek(partition=TopicPartition(raw.topic, raw.partition), offset=raw.offset)
+
+
+def _metadata(message: Any) -> Any:
+    from nats.errors import NotJSMessageError
+
+    try:
+        return message.raw_message.metadata
+    except NotJSMessageError as error:
+        raise UsageError(
+            "Core NATS delivers once or never, so there is nothing to give back. Subscribe to a stream: "
+            "@broker.subscriber(subject, stream=..., durable=...)."
+        ) from error
+
+
+def _record(raw: Any) -> _kafka.Record:
+    """A record of aiokafka, which has attributes, or of confluent-kafka, which has methods."""
+    if hasattr(raw, "error"):
+        kind, milliseconds = raw.timestamp()
+        sent = milliseconds / 1000 if kind else None
+        place = _kafka.Place(raw.topic(), raw.partition())
+        return _kafka.Record(place, raw.offset(), raw.key(), raw.value(), raw.headers() or (), sent)
+    sent = raw.timestamp / 1000 if raw.timestamp is not None and raw.timestamp >= 0 else None
+    place = _kafka.Place(raw.topic, raw.partition)
+    return _kafka.Record(place, raw.offset, raw.key, raw.value, raw.headers, sent)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

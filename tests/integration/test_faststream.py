@@ -1,0 +1,255 @@
+"""FastStream on RabbitMQ, Kafka and NATS JetStream: each message's effect once, whatever the consumer does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faststream import AckPolicy, Response
+from faststream.exceptions import NackMessage
+from faststream.rabbit import RabbitBroker, RabbitResponse, TestRabbitBroker
+from tests.integration.consumers_helpers import SIZES
+from tests.integration.faststream_places import PLACES, OnJetStream, Place
+from tests.integration.framework_helpers import Workers, storm, working
+
+from effectonce import Policy, Receiver
+from effectonce.errors import UsageError
+from effectonce.messaging.faststream import Idempotent
+
+BROKERS = pytest.mark.parametrize("name", ["rabbitmq", "kafka", "nats"])
+Site = Callable[[str, str], Any]
+
+
+@contextmanager
+def consuming(place: Place, folder: Path) -> Iterator[Workers]:
+    settings = {"EFFECTONCE_BROKER": place.url, "EFFECTONCE_QUEUE": place.queue}
+    command = ["tests.integration.faststream_app"]
+    with working(folder, command, **settings, EFFECTONCE_HANDLER=place.handler) as workers:
+        yield workers
+
+
+@pytest.fixture
+def place_on(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], Place]]:
+    made: list[Place] = []
+
+    def make(name: str, handler: str) -> Place:
+        server: Any = request.getfixturevalue(name)
+        made.append(PLACES[name](server.url, handler))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.close()
+
+
+@BROKERS
+@SIZES
+def test_killed_consumers_leave_each_effect_once(
+    name: str, messages: int, place_on: Site, tmp_path: Path
+) -> None:
+    """Messages that come up to four times, and the consumer killed in the middle."""
+    place = place_on(name, "deliver")
+
+    def send(orders: list[str]) -> None:
+        for order in orders:
+            place.send(order)
+
+    with consuming(place, tmp_path) as workers:
+        storm(tmp_path, messages, workers, send, place.is_drained)
+    assert place.letters() == []
+
+
+@BROKERS
+def test_publishers_go_on_with_the_stored_result(name: str, place_on: Site, tmp_path: Path) -> None:
+    """A consumer dies when a result is recorded and not yet published: the redelivery publishes it."""
+    place = place_on(name, "bill")
+    with consuming(place, tmp_path) as workers:
+        place.send("fatal-1")
+        workers.until(place.invoices)
+        workers.until(place.is_drained)
+        assert workers.noted("runs") == ["fatal-1"]
+        assert workers.noted("events", "replayed")
+    assert place.invoices() == [{"invoice": "for fatal-1"}]
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "nats"])
+def test_a_message_that_is_in_flight_elsewhere_comes_later(name: str, place_on: Site, tmp_path: Path) -> None:
+    """Two consumers, one message twice: the second is neither run nor acknowledged before the first is done."""
+    place = place_on(name, "hold")
+    with consuming(place, tmp_path) as workers, consuming(place, tmp_path) as others:
+        for _ in range(2):
+            place.send("h")
+        workers.until(lambda: len(workers.noted("events", "busy")) >= 3)
+        others.until(lambda: True)
+        (tmp_path / "go").touch()
+        workers.until(lambda: workers.noted("events", "replayed"))
+        workers.until(place.is_drained)
+        assert workers.noted("runs") == ["h"]
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "nats"])
+def test_a_handler_may_run_for_longer_than_its_lease(name: str, place_on: Site, tmp_path: Path) -> None:
+    """The keeper renews it, and JetStream is told to wait: it is delivered once."""
+    place = place_on(name, "outlive")
+    with consuming(place, tmp_path) as workers:
+        place.send("long")
+        workers.until(lambda: workers.noted("events", "completed"))
+        workers.until(place.is_drained)
+        assert workers.noted("runs") == ["long"]
+        assert not workers.noted("events", "busy")
+
+
+@BROKERS
+def test_an_error_releases_the_claim(name: str, place_on: Site, tmp_path: Path) -> None:
+    """The message comes again, after a pause, and runs again."""
+    place = place_on(name, "fail_once")
+    with consuming(place, tmp_path) as workers:
+        place.send("f")
+        workers.until(lambda: workers.noted("events", "completed"))
+        workers.until(place.is_drained)
+        assert workers.noted("runs") == ["f", "f"]
+
+
+@BROKERS
+def test_what_can_never_be_processed_is_put_aside_with_a_reason(
+    name: str, place_on: Site, tmp_path: Path
+) -> None:
+    """A remembered error and bad messages, and the consumer goes on; no id of FastStream's making is taken for one."""
+    place = place_on(name, "decline")
+    place.send("d")
+    place.send("undecodable", body=b"{")
+    place.send("large", body=json.dumps({"order": "x" * (1 << 20)}).encode())
+    place.send("d", body=b'{"order": "another"}')
+    if name == "rabbitmq":
+        place.send(None, body=b"{}")
+    expected = ["remembered_error", "undecodable", "too_large", "mismatch"]
+    expected += ["no_id"] * (name == "rabbitmq")
+    with consuming(place, tmp_path) as workers:
+        workers.until(lambda: len(place.letters()) >= len(expected))
+        workers.until(place.is_drained)
+        assert workers.noted("runs") == ["d"]
+    letters = place.letters()
+    assert sorted(letter["dead-reason"] for letter in letters) == sorted(expected)
+    declined = next(letter for letter in letters if letter["dead-reason"] == "remembered_error")
+    assert "d was declined" in declined["dead-detail"]
+    if name == "rabbitmq":
+        refused = next(letter for letter in letters if letter["dead-reason"] == "no_id")
+        assert "Have the sender set one" in refused["dead-detail"]
+        assert "Have the sender set one" in (tmp_path / "worker.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "nats"])
+def test_a_message_that_takes_its_consumer_along_is_given_up(
+    name: str, place_on: Site, tmp_path: Path
+) -> None:
+    """It is delivered again after each crash, until its attempts are used up."""
+    place = place_on(name, "crash")
+    with consuming(place, tmp_path) as workers:
+        place.send("c")
+        workers.until(place.letters)
+        assert workers.noted("runs") == ["c"] * 4
+    assert place.letters()[0]["dead-reason"] == "attempts_exhausted"
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "kafka"])
+def test_places_in_the_log_are_ids_on_kafka(name: str, place_on: Site, tmp_path: Path) -> None:
+    """A record without an id is known by partition and offset; a RabbitMQ message has no such place."""
+    place = place_on(name, "deliver")
+    for _ in range(2):
+        place.send(None, body=b'{"order": "o"}')
+    with consuming(place, tmp_path) as workers:
+        if name == "kafka":
+            workers.until(lambda: len(workers.noted("events", "completed")) == 2)
+        else:
+            workers.until(lambda: len(place.letters()) == 2)
+            assert not workers.noted("events", "claimed")
+
+
+@BROKERS
+def test_a_subscriber_that_would_lose_messages_is_stopped(name: str, place_on: Site, tmp_path: Path) -> None:
+    """At its first message, which the broker keeps, with an explanation in the log."""
+    place = place_on(name, "careless")
+    place.send("c-1")
+    with consuming(place, tmp_path) as workers:
+        log = tmp_path / "worker.log"
+        workers.until(lambda: "ack_policy=AckPolicy.NACK_ON_ERROR" in log.read_text())
+    wait = Workers(tmp_path, [])
+    assert wait.noted("runs") == []
+    assert not place.is_drained() or isinstance(place, OnJetStream)
+
+
+# Without a server
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver("memory://") as receiver:
+        yield receiver
+
+
+def published(broker: RabbitBroker, *messages: dict[str, Any]) -> list[Any]:
+    """Publish to the queue q under the test broker; the replies."""
+
+    async def main() -> list[Any]:
+        async with TestRabbitBroker(broker) as client:
+            return [await client.request(1, "q", **each) for each in messages]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, {"a": [1]}, None, Response({"a": 1}, headers={"h": "x"}), RabbitResponse(b"x", message_type="t")],
+)
+def test_a_reply_is_the_same_on_each_delivery(receiver: Receiver, value: Any) -> None:
+    """Values and responses with headers: whoever asks again under the same id gets the first answer."""
+    broker = RabbitBroker(middlewares=[Idempotent(receiver)])
+    ran: list[int] = []
+
+    @broker.subscriber("q", ack_policy=AckPolicy.NACK_ON_ERROR)
+    async def handler(number: int) -> Any:
+        ran.append(number)
+        return value
+
+    first, second = published(broker, {"message_id": "m-1"}, {"message_id": "m-1"})
+    assert first.body == second.body
+    assert first.headers.get("h") == second.headers.get("h")
+    assert ran == [1]
+
+
+def test_a_handlers_own_word_to_faststream_is_kept(receiver: Receiver) -> None:
+    """NackMessage releases the claim, and nothing is published."""
+    broker = RabbitBroker(middlewares=[Idempotent(receiver)])
+    told: list[str] = []
+    receiver.events.hooks = (lambda event: told.append(event.kind),)
+
+    @broker.subscriber("q", ack_policy=AckPolicy.NACK_ON_ERROR)
+    async def handler(number: int) -> Any:
+        raise NackMessage(requeue=False)
+
+    async def main() -> None:
+        async with TestRabbitBroker(broker) as client:
+            await client.publish(1, "q", message_id="m-1")
+
+    asyncio.run(main())
+    assert told == ["claimed", "released"]
+
+
+def test_a_policy_that_loses_messages_is_an_error_under_the_test_broker(receiver: Receiver) -> None:
+    """So that it is found before there is a broker."""
+    broker = RabbitBroker(middlewares=[Idempotent(receiver, policy=Policy(keep="8d"))])
+
+    @broker.subscriber("q")
+    async def handler(number: int) -> None: ...
+
+    async def main() -> None:
+        async with TestRabbitBroker(broker) as client:
+            await client.publish(1, "q", message_id="m-1")
+
+    with pytest.raises(UsageError, match="NACK_ON_ERROR"):
+        asyncio.run(main())
