@@ -255,6 +255,18 @@ def test_many_threads_side_by_side() -> None:
         sys.setswitchinterval(interval)
 
 
+def test_a_group_whose_process_ends(world: World) -> None:
+    """Whatever ends a member without a word ends the saga there, on whichever thread; another process goes on."""
+    world.shop.instead = {"reserve": [Crash()], "charge": [Crash()]}
+
+    def charge(order: Order) -> Receipt:
+        return world.shop.charge(order, "")
+
+    group = together(step(world.shop.reserve, None), step(charge, None))
+    world.crash(world.saga(group))
+    assert world.outcome(world.saga(group)).status == "executed"
+
+
 # Back
 
 

@@ -161,7 +161,7 @@ class Driver:
         async def job() -> BaseException | None:
             try:
                 await self._bring_about(run, task)
-            except (Exception, Unfinished) as error:
+            except BaseException as error:  # whatever it is, it is raised where the saga runs
                 return error
             return None
 
