@@ -60,11 +60,20 @@ class Colour(Protocol):
     ) -> Gathered[T]: ...
 
 
+class Home(Protocol):
+    """Whose flow it is: who knows the colours, and other people's connections."""
+
+    @property
+    def blocking(self) -> Colour: ...
+    @property
+    def asyncio(self) -> Colour: ...
+    def on(self, connection: Any) -> Receiver: ...
+
+
 class Flow:
     """Claims a key, runs the handler, records how it ended."""
 
-    home: Receiver
-    """Whose flow this is: it knows the colours, and other people's connections."""
+    home: Home
 
     def __init__(self, keeper: Keeper, events: Events, monotonic: Callable[[], float]) -> None:
         self.keeper = keeper

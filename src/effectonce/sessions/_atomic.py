@@ -11,9 +11,8 @@ from typing import Any, cast
 from .._receiver import Receiver
 from .._records import Claim, Completion, Decision, Ending, Record
 from ..errors import UsageError
-from ..transactions import adapt
-from ..transactions._flow import AtomicFlow, InTransaction
-from ..transactions._receiver import OnConnection, _OtherColour
+from ..stores import Store
+from ..transactions._receiver import OnConnection
 from ..transactions._stores import TransactionStore
 from ..transactions.base import Adapter
 from ._sql import SqlDesk
@@ -23,15 +22,8 @@ from ._store import DeskStore
 class SessionsOnConnection(OnConnection):
     """A receiver over the sessions that one connection sees."""
 
-    def __init__(self, receiver: Receiver, connection: Any) -> None:
-        adapter = adapt(connection)
-        self.__dict__.update(receiver.__dict__)
-        self.store = AtomicSessions(adapter, receiver.store)
-        colour: Any = InTransaction(self.store)
-        other: Any = _OtherColour(adapter.awaits)
-        self.blocking, self.asyncio = (other, colour) if adapter.awaits else (colour, other)
-        self.flow = AtomicFlow(receiver.flow)
-        self.flow.home = self
+    def _store_on(self, adapter: Adapter, store: Store) -> TransactionStore:
+        return AtomicSessions(adapter, store)
 
 
 class AtomicSessions(TransactionStore, DeskStore):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import CoroutineType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from .. import _answers as answers
 from .._answers import Call
 from .._attempt import CURRENT, Attempt
 from .._blocking import Gathered, not_awaited
-from .._flow import Colour, Flow
+from .._flow import Colour, Flow, Home
 from .._messages import Outcome
 from .._records import ATOMIC, Completion, Decision, Ending, Guarantee, Record, Verdict, make
 from ..codec import Form
@@ -71,10 +71,22 @@ class InTransaction:
 class AtomicFlow(Flow):
     """Claims a key, runs the handler and records how it ended, all over one connection."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Flow, blocking: Colour, asyncio: Colour) -> None:
         self.keeper, self.events, self.monotonic, self.cache = (
             flow.keeper, flow.events, flow.monotonic, flow.cache,
         )  # fmt: skip
+        self.blocking, self.asyncio = blocking, asyncio
+
+    @property
+    def home(self) -> Home:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Itself: ``receiver.on(…)`` and its flow would hold on to each other until somebody collects them."""
+        return self
+
+    def on(self, connection: Any) -> NoReturn:
+        """Refused: a transaction is in one connection."""
+        raise UsageError(
+            "This is receiver.on(connection) already. Ask the receiver itself for another connection."
+        )
 
     async def run(
         self,

@@ -32,24 +32,23 @@ class OnConnection(Receiver):
     """
 
     def __init__(self, receiver: Receiver, connection: Any) -> None:
-        adapter = adapt(connection)
         self.__dict__.update(receiver.__dict__)
-        self.store = store_on(adapter, receiver.store)
-        colour: Any = InTransaction(self.store)
-        if adapter.awaits:
+        self.store = store = self._store_on(adapt(connection), receiver.store)
+        colour: Any = InTransaction(store)
+        if store.adapter.awaits:
             self.blocking, self.asyncio = AWAITING, colour
         else:
             self.blocking, self.asyncio = colour, BLOCKING
-        self.flow = AtomicFlow(receiver.flow)
-        self.flow.home = self
+        self.flow = AtomicFlow(receiver.flow, self.blocking, self.asyncio)
+
+    def _store_on(self, adapter: Adapter, store: Store) -> TransactionStore:
+        return store_on(adapter, store)
 
     _run_batch = staticmethod(run_batch)
 
     def on(self, connection: Any) -> Receiver:
         """Refused: a transaction is in one connection."""
-        raise UsageError(
-            "This is receiver.on(connection) already. Ask the receiver itself for another connection."
-        )
+        return self.flow.home.on(connection)
 
     def close(self, drain: Any = None) -> NoReturn:
         """Refused: who made the connection and the receiver closes them."""
