@@ -20,8 +20,11 @@ from tests.integration import test_consumers_redis as streams
 from tests.integration import test_consumers_sqs as sqs_queues
 from tests.integration.consumers_atomic import Sink, atomic, batter
 from tests.integration.consumers_helpers import Books, deliveries, working
-from tests.integration.test_consumers_kafka import PARTITIONS, Topic
+from tests.integration.test_consumers_kafka import PARTITIONS, Topic, consume
 from tests.integration.test_consumers_rabbitmq import Queue
+
+from effectonce import Message
+from effectonce.errors import UsageError
 
 SIZES = pytest.mark.parametrize("messages", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 DAILY = [("confluent", "cursor"), ("confluent_aio", "records"), ("aiokafka", "cursor")]
@@ -213,6 +216,42 @@ def test_kafka(kind: str, cursor: bool, messages: int, topic: Topic, make_sink: 
         assert sink.ask(f"SELECT count(*) FROM records_{sink.name}") == [(0,)]
         rows = sink.ask(f"SELECT low FROM effectonce_cursors WHERE consumer = 'billing-{sink.name}'")
         assert sum(low for (low,) in rows) == messages
+
+
+@pytest.mark.parametrize("name", ["confluent", "confluent_aio", "aiokafka"])
+def test_an_assigned_partition_is_read_from_its_cursor_on(name: str, topic: Topic, make_sink: Any) -> None:
+    """Also where the group has committed more: a database that was restored gets again what it lacks.
+
+    A cursor beyond the end of its partition belongs to another topic of the same name, and is refused.
+    """
+    sink = make_sink("postgresql")
+    begin = sink.blocking if name == "confluent" else sink.asyncio
+    for number in range(6):
+        topic.produce(f"o-{number}", partition=0)
+    topic.flush()
+
+    def consume_until(count: int) -> None:
+        def handler(message: Message, connection: Any) -> Any:
+            return (
+                sink.handle(message, connection) if name == "confluent" else sink.ahandle(message, connection)
+            )
+
+        with sink.receiver() as receiver:
+            until = lambda: len(sink.written()) >= count and topic.is_done()  # noqa: E731
+            consume(name, topic, receiver, handler, until, transaction=begin, cursor=True)
+
+    consume_until(6)
+    rows = f"effectonce_cursors WHERE consumer = 'billing-{sink.name}' AND source = '{topic.name}/0'"
+    assert sink.ask(f"SELECT low FROM {rows}") == [(6,)]
+    sink.ask(
+        f"DELETE FROM {sink.effects} WHERE id >= 'o-4'",
+        f"UPDATE {rows.replace(' WHERE', ' SET low = 4 WHERE')}",
+    )
+    consume_until(6)
+    assert sink.written() == [f"o-{number}" for number in range(6)]
+    sink.ask(f"UPDATE {rows.replace(' WHERE', ' SET low = 7 WHERE')}")
+    with pytest.raises(UsageError, match="deleted and made again"):
+        consume_until(7)
 
 
 @pytest.mark.soak

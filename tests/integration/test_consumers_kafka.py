@@ -144,8 +144,9 @@ def consume(
         consumer.run(handler)
         return
 
-    async def coroutine(message: Message) -> Any:
-        return handler(message)
+    async def coroutine(*args: Any) -> Any:
+        result = handler(*args)
+        return await result if asyncio.iscoroutine(result) else result
 
     async def main() -> None:
         if name == "confluent_aio":

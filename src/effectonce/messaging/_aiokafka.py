@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition  # type: ignore[import-untyped]
@@ -43,6 +43,10 @@ class AioKafka:
         self._pauses = Pauses()
         self._is_parked = False
         self._trouble: Exception | None = None
+        self._placed: dict[Any, int] = {}
+        """Partitions whose cursors are known, and what these were."""
+        self._early: dict[Any, int] = {}
+        """The first offset that came of others."""
 
     async def open(self) -> None:
         self._trouble = None
@@ -64,19 +68,34 @@ class AioKafka:
             lows = await self.cursors.take(map(str, places))
             begun = [where for place, where in places.items() if lows[str(place)]]
             ends = await self._consumer.end_offsets(begun) if begun else {}
-            for where, end in ends.items():
-                place = Place(where.topic, where.partition)
-                check_end(place, lows[str(place)], end)
-                self._consumer.seek(where, lows[str(place)])
+            for place, where in places.items():
+                low, early = lows[str(place)], self._early.pop(where, None)
+                check_end(place, low, ends.get(where, low))
+                if low or early is not None:
+                    self._consumer.seek(where, low or early)
+                self._placed[where] = low
         except Exception as error:  # raised where somebody hears it: the client's own task would only log it
             self._trouble = error
 
-    def give(self, revoked: Iterable[TopicPartition]) -> None:
+    def give(self, revoked: Collection[TopicPartition]) -> None:
         """They are somebody else's now."""
         places = [Place(each.topic, each.partition) for each in revoked]
         self._pauses.forget(places)
+        for where in revoked:
+            self._placed.pop(where, None)
+            self._early.pop(where, None)
         if self.cursors is not None:
             self.cursors.forget(map(str, places))
+
+    def _only_placed(self, found: dict[Any, list[Any]], before: set[Any]) -> dict[Any, list[Any]]:
+        """What was fetched from where cursors are. The client fetches as soon as a partition is assigned."""
+        for where in [each for each in found if each not in before]:
+            first = found.pop(where)[0].offset
+            if where in self._placed:  # meanwhile: nobody can tell from where these were fetched
+                self._consumer.seek(where, self._placed[where] or first)
+            else:
+                self._early.setdefault(where, first)
+        return found
 
     async def floor(self, source: str) -> int:
         """Nothing is done out of turn in a partition."""
@@ -92,7 +111,10 @@ class AioKafka:
         if due := [place for place in due if place in assigned]:
             self._consumer.resume(*due)
         wait_ms = int(self._pauses.wait(now) * 1000)
+        before = set(self._placed)
         found = await self._consumer.getmany(timeout_ms=wait_ms, max_records=most)
+        if self.cursors is not None:
+            found = self._only_placed(found, before)
         if isinstance(
             self._trouble, StoreUnavailable
         ):  # the partitions are taken again when it is opened again

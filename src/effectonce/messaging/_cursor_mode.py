@@ -67,10 +67,6 @@ class Raised(Exception):
 class Moved(Exception):
     """The row is not the one that was read."""
 
-    def __init__(self, taken: Taken) -> None:
-        super().__init__(taken.version)
-        self.taken = taken
-
 
 class Cursors(Atomic):
     """Has batches handled in transactions that move cursors."""
@@ -136,78 +132,93 @@ class Cursors(Atomic):
                 return None, self._done(before.cursor, number)
 
             try:
-                await self._moving(source, done)
+                if taken := self._taken.get(source):
+                    await self._moving(source, taken, done)
             except Exception as error:
                 log.info("%s is put aside, but its cursor stays: %s", source, type(error).__name__)
 
     async def handle(self, colour: Colour, piece: Piece, handler: Callable[..., Any]) -> list[Outcome[Any]]:
         """Handle what shares a cursor."""
+        source, _ = place_of(piece[0][1])
         outcomes: list[Outcome[Any]] = []
-        while len(outcomes) < len(piece):
-            outcomes += await self._stretch(piece[len(outcomes) :], handler)
-            if self._broker.in_order and outcomes[-1].status not in DONE:
-                outcomes += [held()] * (len(piece) - len(outcomes))
+        try:
+            if source not in self._taken:
+                await self.take([source])
+            taken = self._taken[source]
+            while len(outcomes) < len(piece):
+                some, taken = await self._stretch(source, taken, piece[len(outcomes) :], handler)
+                outcomes += some
+                if self._broker.in_order and outcomes[-1].status not in DONE:
+                    outcomes += [held()] * (len(piece) - len(outcomes))
+        except Exception as error:
+            if not is_away(error):
+                raise
+            outcomes += [unanswered(error)] * (len(piece) - len(outcomes))
         return outcomes
 
-    async def _stretch(self, piece: Piece, handler: Callable[..., Any]) -> list[Outcome[Any]]:
+    async def _stretch(
+        self, source: str, taken: Taken, piece: Piece, handler: Callable[..., Any]
+    ) -> tuple[list[Outcome[Any]], Taken]:
         """Handle some messages in one transaction, up to one that fails; then its outcome is the last."""
-        source, _ = place_of(piece[0][1])
         end, failure = len(piece), None
         while True:
             work = _Work(self, piece[:end], handler, (*piece[end], failure) if failure else None)
             try:
-                outcomes = await self._moving(source, work.run)
+                outcomes, taken = await self._moving(source, taken, work.run)
                 work.tell(outcomes)
-                return outcomes
+                return outcomes, taken
             except Raised as raised:
                 end, failure = raised.place, raised.error
-            except Moved as moved:
-                if not await self._is_still_mine(source, moved.taken):
-                    return [_fenced(source)] * len(piece)
+            except Moved:
+                found = await self._with_rows(lambda rows: rows.lock(source))
+                if found.fence != taken.fence:
+                    self._lose(source, taken)
+                    return [_fenced(source)] * len(piece), taken
+                taken = found  # it was moved by a commit of our own, whose reply got lost
             except (Unfit, StoreMismatch):
                 raise
             except Exception as error:
                 if is_away(error) or not end:
-                    return [unanswered(error)] * len(piece)
+                    return [unanswered(error)] * len(piece), taken
                 # It can't be committed, and nobody says whose fault that is: half of them, or this one's failure.
                 end, failure = end // 2, error if end == 1 else None
 
     # Transactions
 
-    async def _moving(self, source: str, work: Callable[[Rows, Taken], Awaitable[tuple[T, Cursor]]]) -> T:
+    async def _moving(
+        self, source: str, taken: Taken, work: Callable[[Rows, Taken], Awaitable[tuple[T, Cursor]]]
+    ) -> tuple[T, Taken]:
         """Do some work in a transaction that moves a cursor; ``Moved`` if somebody else has done so."""
-        if source not in self._taken:
-            await self.take([source])
-        taken, floor = self._taken[source], 0
-        if not self._broker.in_order and len(taken.cursor.above) > MANY_RANGES:
+        in_order, floor = self._broker.in_order, 0
+        if not in_order and len(taken.cursor.above) > MANY_RANGES:
             floor = await self._broker.floor(source)
 
         async def body(rows: Rows) -> tuple[T, Taken]:
             before = taken
             # On SQLite a change has to come first: drivers begin by it, and a savepoint without that is a commit.
-            if not self._broker.in_order or rows.adapter.dialect == "sqlite":
+            if not in_order or rows.adapter.dialect == "sqlite":
                 before = await rows.lock(source)
-                if self._broker.in_order and before.version != taken.version:
-                    raise Moved(taken)
+                if in_order and before.version != taken.version:
+                    raise Moved
             result, cursor = await work(rows, before._replace(cursor=before.cursor.raised(floor)))
             moved = before if cursor == before.cursor else await rows.move(source, before, cursor)
             if moved is None:
-                raise Moved(before)
+                raise Moved
             return result, moved
 
         result, moved = await self._with_rows(body)
-        if self._taken.get(source) is taken:  # else it was given away or taken anew meanwhile
+        known = self._taken.get(source)
+        if known is not None and (
+            not in_order or known.fence == moved.fence
+        ):  # else it was given away meanwhile
             self._taken[source] = moved
-        return result
+        return result, moved
 
-    async def _is_still_mine(self, source: str, taken: Taken) -> bool:
-        """Whether it was this consumer that moved a cursor, by a commit whose reply got lost."""
-        found = await self._with_rows(lambda rows: rows.lock(source))
-        if found.fence != taken.fence:
-            self.forget([source])  # if it is delivered here again, it is taken anew
-            return False
-        self._taken[source] = found
-        return True
+    def _lose(self, source: str, taken: Taken) -> None:
+        """Somebody else has begun with it. If it is delivered here again, it is taken anew."""
+        known = self._taken.get(source)
+        if known is not None and known.fence == taken.fence:
+            del self._taken[source]
 
     async def _with_rows(self, body: Callable[[Rows], Awaitable[T]]) -> T:
         receiver = self._receiver
