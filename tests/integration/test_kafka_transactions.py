@@ -106,7 +106,7 @@ def test_outputs_dead_letters_and_offsets_are_one_transaction(pipe: Pipe, awaits
     attempts: list[int] = []
 
     def handler(message: Message) -> Any:
-        order = message.payload["order"]
+        order = current().step("read", lambda: message.payload["order"])
         out = Output(pipe.out.name, order.encode(), key=order, headers={"id": current().key_for("out")})
         if order == "o-3":
             attempts.append(current().number)

@@ -49,6 +49,7 @@ def row(shop: Shop, source: str = "orders/0") -> tuple[int, str]:
 
 def fine(message: Message) -> None:
     assert (current().guarantee, current().number) == ("atomic", 1)
+    assert current().step("a part of it", lambda: message.id) == message.id  # in the same transaction
 
 
 @COLOURS

@@ -17,16 +17,26 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._answers import Call
 from .._messages import Outcome
 from .._records import Completion, Decision, State, Verdict
 from ..batch import Slot
-from ..errors import ColourMismatch, EffectOnceError, StoreError, StoreMismatch, StoreUnavailable, UsageError
+from ..errors import (
+    AttemptsExhausted,
+    ColourMismatch,
+    EffectOnceError,
+    StoreError,
+    StoreMismatch,
+    StoreUnavailable,
+    UsageError,
+)
 from ..transactions._batch import _Piece
+from ..transactions._flow import AtomicAttempt
 from ..transactions._retrying import TRIES, may_help, pause
 from ._delivery import DONE, DeadLetter, Delivery, Held
 
 if TYPE_CHECKING:
-    from .._flow import Colour
+    from .._flow import Colour, Flow
     from .._receiver import Receiver
 
 T = TypeVar("T")
@@ -270,3 +280,22 @@ def unanswered(error: BaseException) -> Outcome[Any]:
 def held() -> Outcome[Any]:
     """The outcome of a message that has to wait for an earlier one."""
     return Outcome("failed", error=Held("An earlier message of its group comes first."))
+
+
+# Attempts that no claim was granted for
+
+
+def attempt_of(flow: Flow, call: Call, fence: int, number: int) -> AtomicAttempt:
+    """An attempt whose transaction is all there is of it. Its steps run in that, too."""
+    attempt = AtomicAttempt(call.claim, fence, number, flow.monotonic(), flow.monotonic)
+    attempt.flow, attempt.policy = flow, call.policy
+    return attempt
+
+
+def used_up(call: Call, tries: int) -> AttemptsExhausted | None:
+    """The error of a message that may not be tried any more; None if it may."""
+    most = call.claim.max_attempts
+    if most is None or tries < most:
+        return None
+    why = f"{tries} attempts failed and no more are allowed. Look at why, then have it sent again."
+    return AttemptsExhausted(why, key=call.key)

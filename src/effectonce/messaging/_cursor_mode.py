@@ -21,9 +21,21 @@ from .._messages import Outcome
 from ..batch import Slot
 from ..errors import AttemptsExhausted, LeaseLost, StoreMismatch, StoreUnavailable, UsageError
 from ..hooks import EventKind
-from ..transactions._flow import AtomicAttempt, ended_meanwhile, invoked
+from ..transactions._flow import ended_meanwhile, invoked
 from ..transactions.base import SavepointGone
-from ._atomic import Atomic, Begin, Unfit, Work, check_colour, held, in_transaction, is_away, unanswered
+from ._atomic import (
+    Atomic,
+    Begin,
+    Unfit,
+    Work,
+    attempt_of,
+    check_colour,
+    held,
+    in_transaction,
+    is_away,
+    unanswered,
+    used_up,
+)
 from ._cursor import Cursor
 from ._delivery import DONE, DeadLetter, Delivery, Held
 from .cursors import LONGEST_NAME, Rows, Taken
@@ -278,11 +290,9 @@ class _Work:
 
     async def _one(self, place: int, slot: Slot, rows: Rows, fence: int, tries: int) -> Outcome[Any]:
         call, (message,) = slot
-        most = call.claim.max_attempts
-        if most is not None and tries >= most:
-            why = f"{tries} attempts failed and no more are allowed. Look at why, then have it sent again."
-            raise Raised(place, AttemptsExhausted(why, key=call.key))
-        attempt = AtomicAttempt(call.claim, fence, tries + 1, self._flow.monotonic(), self._flow.monotonic)
+        if (exhausted := used_up(call, tries)) is not None:
+            raise Raised(place, exhausted)
+        attempt = attempt_of(self._flow, call, fence, tries + 1)
         try:
             value = await invoked(self._colour(rows), attempt, self._handler, (message, rows.connection), {})
         except Exception as error:

@@ -18,9 +18,9 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from .._messages import Outcome
 from ..batch import Slot
-from ..errors import AttemptsExhausted, UsageError
-from ..transactions._flow import AtomicAttempt, invoked
-from ._atomic import Work, held
+from ..errors import UsageError
+from ..transactions._flow import invoked
+from ._atomic import Work, attempt_of, held, used_up
 from ._confluent import Confluent
 from ._consumer import done
 from ._delivery import DONE, SHORTEST_DELAY, Ack, DeadLetter, Delivery, Verdict
@@ -85,11 +85,9 @@ class Outputs:
         record: Record = delivery.handle
         offset, tries = self._tries.get(record.place, (-1, 0))
         tries = tries if offset == record.offset else 0
-        most = call.claim.max_attempts
-        if most is not None and tries >= most:
-            why = f"{tries} attempts failed and no more are allowed. Look at why, then have it sent again."
-            return Outcome("failed", None, False, tries, 0, "atomic", AttemptsExhausted(why, key=call.key))
-        attempt = AtomicAttempt(call.claim, 0, tries + 1, self._flow.monotonic(), self._flow.monotonic)
+        if (exhausted := used_up(call, tries)) is not None:
+            return Outcome("failed", None, False, tries, 0, "atomic", exhausted)
+        attempt = attempt_of(self._flow, call, 0, tries + 1)
         try:
             value = self._checked(await invoked(colour, attempt, handler, args, {}))
         except Exception as error:
