@@ -28,28 +28,18 @@ CALLERS = 12
 
 
 class Server:
-    """A process of the bank, on a port that stays its own."""
+    """A process of the bank. Its port stays its own: the socket is held here, and whoever calls meanwhile waits."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.start()
 
     def start(self) -> None:
-        """Start it; whoever calls before it listens tries again."""
-        command = [
-            sys.executable,
-            "-m",
-            "uvicorn",
-            "app:app",
-            "--port",
-            str(self.port),
-            "--log-level",
-            "error",
-        ]
-        self.process = subprocess.Popen(command)
+        """Start it."""
+        fd = self.socket.fileno()
+        command = [sys.executable, "-m", "uvicorn", "app:app", "--log-level", "error", "--fd", str(fd)]
+        self.process = subprocess.Popen(command, pass_fds=[fd])
 
     def kill(self) -> None:
         """End it in the middle of whatever it does."""

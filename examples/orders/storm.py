@@ -39,26 +39,19 @@ Answers = dict[str, Counter[tuple[int, str]]]
 class Process:
     """Something that runs, and is started again when it is killed."""
 
-    def __init__(self, *command: str) -> None:
-        self.command = command
+    def __init__(self, *command: str, fds: tuple[int, ...] = ()) -> None:
+        self.command, self.fds = command, fds
         self.start()
 
     def start(self) -> None:
-        self.running = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        self.running = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, pass_fds=self.fds)
 
     def kill(self) -> None:
         self.running.kill()
         self.running.wait()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-async def storm(count: int, kills: int, ports: list[int], processes: list[Process]) -> Answers:
+async def storm(count: int, kills: int, urls: list[str], processes: list[Process]) -> Answers:
     """Order, as often as it takes, and kill something every now and then."""
     chance, answers, came = random.Random(7), Answers(), 0
     asked = [reference for number in range(count) for reference in [f"o-{number}"] * chance.randint(1, 5)]
@@ -70,8 +63,9 @@ async def storm(count: int, kills: int, ports: list[int], processes: list[Proces
         async with slots:
             number = int(reference.removeprefix("o-"))
             body = {"item": sorted(shipping.STOCK)[number % 3], "quantity": 1 + number % 7}
-            url = f"http://127.0.0.1:{chance.choice(ports)}/orders"
-            response = await client.post(url, json=body, headers={"Idempotency-Key": reference})
+            response = await client.post(
+                chance.choice(urls), json=body, headers={"Idempotency-Key": reference}
+            )
         answers.setdefault(reference, Counter())[response.status_code, response.text] += 1
         came += 1
         if came % every == 0 and came // every <= kills:
@@ -131,14 +125,16 @@ def main(count: str = "100", kills: str = "6") -> int:
     """0 if every order is there once, told of under one id and shipped once."""
     shop.prepare()
     shipping.prepare()
-    ports = [free_port(), free_port()]
+    # Held here, so that a port stays the shop's while its process is killed and started again.
+    sockets = [socket.create_server(("127.0.0.1", 0), backlog=128) for _ in range(2)]
+    urls = [f"http://127.0.0.1:{each.getsockname()[1]}/orders" for each in sockets]
     relay = RELAY if events.IS_REDIS else [sys.executable, "events.py"]
-    serve = [*PYTHON, "uvicorn", "shop:app", "--log-level", "error", "--port"]
+    serve = [*PYTHON, "uvicorn", "shop:app", "--log-level", "error", "--fd"]
     consume = [sys.executable, "shipping.py"]
-    processes = [Process(*serve, str(port)) for port in ports]
+    processes = [Process(*serve, str(each.fileno()), fds=(each.fileno(),)) for each in sockets]
     processes += [Process(*command) for command in (relay, relay, consume, consume)]
     try:
-        answers = asyncio.run(storm(int(count), int(kills), ports, processes))
+        answers = asyncio.run(storm(int(count), int(kills), urls, processes))
         settle(int(count))
     finally:
         for process in processes:
