@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from tests.integration import test_transactions
 from tests.integration.transaction_drivers import DRIVERS, Beside, Desk, Place, finished
 
 from effectonce import Policy, Receiver
@@ -14,6 +15,7 @@ from effectonce._blocking import run
 from effectonce.errors import SessionExpired, StaleRequest, UsageError
 from effectonce.sessions import Request, Sessions
 
+places = test_transactions.places
 SOME = [
     "sqlite3", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy", "session-psycopg",
     "sqlalchemy-async-aiosqlite", "async-session-asyncpg", "async-session-asyncmy",
@@ -45,27 +47,6 @@ class World:
 
     def effects(self, request: Request) -> int:
         return self.place.count(f"{request.client}:{request.number}")
-
-
-@pytest.fixture(scope="module")
-def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    made: dict[str, Place] = {}
-
-    def place(dialect: str) -> Place:
-        if dialect not in made:
-            if dialect == "sqlite":
-                url = f"sqlite:///{tmp_path_factory.mktemp('atomic') / 'app.db'}"
-            else:
-                url = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb").url
-            made[dialect] = Place(dialect, url)
-            made[dialect].prepare()
-        return made[dialect]
-
-    yield place
-    for each in made.values():
-        if each.dialect != "sqlite":
-            each.ask(*(f"DROP TABLE records_{each.name}_{table}" for table in ("sessions", "requests")))
-        each.remove()
 
 
 @pytest.fixture(params=SOME)

@@ -79,11 +79,13 @@ class Place:
         return int(self.ask(f"SELECT count(*) FROM {self.effects} WHERE id = '{id}'")[0][0])
 
     def remove(self) -> None:
+        if self.dialect == "sqlite":
+            return
+        records = f"records_{self.name}"
+        for table in (self.effects, records, f"{records}_sessions", f"{records}_requests"):
+            self.ask(f"DROP TABLE IF EXISTS {table}")
         if self.dialect == "postgresql":
-            self.ask(f"DROP TABLE {self.effects}", f"DROP TABLE IF EXISTS records_{self.name}")
-            self.ask(f"DROP FUNCTION IF EXISTS records_{self.name}_put")
-        elif self.dialect == "mysql":
-            self.ask(f"DROP TABLE {self.effects}", f"DROP TABLE IF EXISTS records_{self.name}")
+            self.ask(f"DROP FUNCTION IF EXISTS {records}_put")
 
     def waiters(self) -> int:
         """How many sessions wait for a lock; SQLite does not tell."""

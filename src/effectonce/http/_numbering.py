@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from hashlib import sha256
 from urllib.parse import urlsplit
 
@@ -50,9 +51,14 @@ class Numbering:
         if self.rules.settles(answer):
             self.session.done(request, answer.status)
 
-    def note(self, request: Request, error: Exception) -> None:
-        """Say what can be done about a request without an answer."""
-        error.add_note(
-            f"Request {request.number} of the session has no answer. Send the same request object, or the same name, "
-            "again to find out; or say session.give_up(request)."
-        )
+    @contextmanager
+    def noted(self, request: Request) -> Iterator[None]:
+        """Where a request is sent: an error says what can be done about it."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(
+                f"Request {request.number} of the session has no answer. Send the same request object, or the same "
+                "name, again to find out; or say session.give_up(request)."
+            )
+            raise

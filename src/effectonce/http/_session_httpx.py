@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -20,23 +19,23 @@ class _Numbered:
     numbering: Numbering
 
     def begin(self, request: httpx.Request, body: bytes) -> Request:
+        """Give a request its number."""
         name = request.extensions.get(NAME_EXTENSION, NAME.get())
         # Names belong to the session's journal; what sends the request need not know them.
         request.extensions = {**request.extensions, NAME_EXTENSION: None}
         return self.numbering.begin(request.method, str(request.url), request.headers, body, name)
 
     def answer(self, response: httpx.Response) -> Answer:
+        """What is known of a response."""
         stream = response.stream
         body = b"".join(stream) if isinstance(stream, httpx.ByteStream) else b""
         return Answer(response.status_code, response.headers, body)
 
 
-class SessionTransport(_Numbered, httpx.BaseTransport):
+class SessionTransport(_Numbered, IdempotencyTransport):
     """Numbers the requests of an ``httpx.Client`` and sends them again until there is an answer.
 
-    session  a ``ClientSession``
-    inner    the transport that sends; by default httpx's own
-    rules    as ``IdempotencyTransport`` has them
+    Takes a ``ClientSession``, and what ``IdempotencyTransport`` takes but a journal, which is the session's.
     """
 
     def __init__(
@@ -47,63 +46,36 @@ class SessionTransport(_Numbered, httpx.BaseTransport):
         rules: Rules = DEFAULT_RULES,
         **choices: Any,
     ) -> None:
+        super().__init__(inner, rules=rules, **choices)
         self.numbering = Numbering(session, rules)
-        self.inner = IdempotencyTransport(inner, rules=rules, **choices)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that helps."""
         if not self.numbering.covers(request.method):
-            return self.inner.handle_request(request)
+            return super().handle_request(request)
         numbered = self.begin(request, request.read())
-        try:
-            response = self.inner.handle_request(request)
-        except Exception as error:
-            self.numbering.note(numbered, error)
-            raise
+        with self.numbering.noted(numbered):
+            response = super().handle_request(request)
         self.numbering.settle(numbered, self.answer(response))
         return response
 
-    def close(self) -> None:
-        """Close the inner transport."""
-        self.inner.close()
 
-    def __enter__(self) -> Self:
-        self.inner.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self.inner.__exit__(kind, error, traceback)
-
-
-class AsyncSessionTransport(_Numbered, httpx.AsyncBaseTransport):
+class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
     """``SessionTransport`` for an ``httpx.AsyncClient``. It never blocks the loop."""
 
     def __init__(
-        self,
-        session: ClientSession,
-        inner: httpx.AsyncBaseTransport | None = None,
-        *,
-        rules: Rules = DEFAULT_RULES,
-        **choices: Any,
+        self, session: ClientSession, inner: httpx.AsyncBaseTransport | None = None, **choices: Any
     ) -> None:
-        self.numbering = Numbering(session, rules)
-        self.inner = AsyncIdempotencyTransport(inner, rules=rules, **choices)
+        super().__init__(inner, **choices)
+        self.numbering = Numbering(session, choices.get("rules", DEFAULT_RULES))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that helps."""
         if not self.numbering.covers(request.method):
-            return await self.inner.handle_async_request(request)
+            return await super().handle_async_request(request)
         numbered = await self._aside(self.begin, request, await request.aread())
-        try:
-            response = await self.inner.handle_async_request(request)
-        except Exception as error:
-            self.numbering.note(numbered, error)
-            raise
+        with self.numbering.noted(numbered):
+            response = await super().handle_async_request(request)
         await self._aside(self.numbering.settle, numbered, self.answer(response))
         return response
 
@@ -114,7 +86,3 @@ class AsyncSessionTransport(_Numbered, httpx.AsyncBaseTransport):
         import anyio.to_thread
 
         return await anyio.to_thread.run_sync(work, *args)
-
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self.inner.aclose()

@@ -41,10 +41,8 @@ class SessionAdapter(IdempotencyAdapter):
         numbered = self._numbering.begin(request.method or "", request.url or "", headers, content, name)
         token = NAME.set(None)  # the name belongs to the session's journal
         try:
-            response = super().send(request, *args, **choices)
-        except Exception as error:
-            self._numbering.note(numbered, error)
-            raise
+            with self._numbering.noted(numbered):
+                response = super().send(request, *args, **choices)
         finally:
             NAME.reset(token)
         said = Answer(response.status_code, cast("Any", response.headers), response.content)

@@ -135,20 +135,18 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
 
 
 class WSGISessionMiddleware(wsgi.IdempotencyMiddleware):
-    """``wsgi.IdempotencyMiddleware`` that knows client sessions, too; see ``SessionMiddleware``."""
+    """``wsgi.IdempotencyMiddleware`` that knows client sessions, too; takes the words of ``SessionMiddleware``."""
 
     def __init__(
         self,
         app: wsgi.App,
         receiver: Receiver,
         *,
-        scope: Scope,
         sessions: Sessions,
         session_path: str = DEFAULT_PATH,
-        routes: Iterable[Route] = (),
-        **rules: Unpack[RuleWords],
+        **words: Any,
     ) -> None:
-        super().__init__(app, receiver, scope=scope, routes=routes, **rules)
+        super().__init__(app, receiver, **words)
         self._sessions = SessionPath(sessions, session_path)
 
     def __call__(self, environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Iterable[bytes]:
