@@ -14,6 +14,8 @@ from tests.servers.fixtures import HasURL
 
 from effectonce.http.client import replayed
 
+pytestmark = pytest.mark.timeout(300)
+
 SERVE = "uvicorn app:app --port 8000"
 MORTAL = """
 import os, signal

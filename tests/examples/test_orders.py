@@ -20,6 +20,8 @@ from tests.servers.fixtures import HasURL
 
 from effectonce.testing.clocks import wait_until
 
+pytestmark = pytest.mark.timeout(300)
+
 MORTAL_SHOP = """
 import os, signal
 from effectonce.outbox import _outbox
