@@ -29,7 +29,9 @@ class Queue:
 
     def __init__(self, url: str, name: str) -> None:
         self.url, self.name = url, name
-        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        parameters = pika.URLParameters(url)
+        parameters.heartbeat = 0  # a soak is longer than the broker's patience with one who only watches
+        self._connection = pika.BlockingConnection(parameters)
         self._channel = self._connection.channel()
         self._channel.queue_declare(name, durable=True)
 
@@ -41,6 +43,9 @@ class Queue:
     def size(self) -> int:
         """Messages that are ready: not those that a consumer holds."""
         return int(self._channel.queue_declare(self.name, passive=True).method.message_count)
+
+    def consumers(self) -> int:
+        return int(self._channel.queue_declare(self.name, passive=True).method.consumer_count)
 
     def letters(self) -> list[Any]:
         """The properties of dead letters, taken out."""
@@ -213,6 +218,38 @@ def test_a_lost_acknowledgement_is_absorbed(name: str, queue: Queue) -> None:
     assert sorted(ran) == ["o-1", "o-2"]
     assert "replayed" in told
     assert queue.size() == 0
+
+
+def test_a_robust_connection_does_not_go_on_consuming_for_a_channel_that_was_given_up(queue: Queue) -> None:
+    """After an outage aio-pika opens all channels again that nobody closed: nobody would see what these got."""
+    ran: list[str] = []
+
+    async def handler(message: Message) -> None:
+        ran.append(message.id)
+
+    async def until(condition: Callable[[], object]) -> None:
+        await asyncio.to_thread(wait_until, condition, seconds=30)
+
+    async def main(receiver: Receiver, proxy: FaultProxy) -> None:
+        async with await aio_pika.connect_robust(proxy.url, reconnect_interval=0.1) as connection:
+            consumer = amqp.Consumer(connection, queue.name, receiver=receiver, batch=5)
+            broker: Any = consumer._broker
+            running = asyncio.ensure_future(consumer.arun(handler))
+            await until(lambda: queue.consumers() == 1)
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: broker._channel is None)  # given up, and no other can be had
+            proxy.heal()
+            await until(lambda: broker._channel is not None and queue.consumers())
+            for number in range(30):
+                queue.publish(f"o-{number}")
+            await until(lambda: len(ran) == 30)
+            assert queue.consumers() == 1
+            consumer.stop()
+            await running
+
+    with FaultProxy(queue.url) as proxy, Receiver("memory://") as receiver:
+        asyncio.run(main(receiver, proxy))
 
 
 def test_heartbeats_are_answered_while_a_handler_runs(queue: Queue) -> None:

@@ -62,8 +62,9 @@ class AioPika:
         try:
             await channel.declare_queue(self._dead, durable=True)
         except ChannelPreconditionFailed:  # it is there, and its owner made it otherwise
-            return
-        await channel.close()
+            pass
+        finally:
+            await self._give_up(channel)
 
     async def fetch(self, most: int) -> Sequence[Delivery]:
         now = time.monotonic()
@@ -129,9 +130,13 @@ class AioPika:
     async def close(self) -> None:
         """The broker gives what was not acknowledged to others."""
         channel, self._channel = self._channel, None
-        if channel is not None and not channel.is_closed:
-            with suppress(RuntimeError, *self.away):  # a connection that broke has closed it
-                await channel.close()
+        if channel is not None:
+            await self._give_up(channel)
+
+    async def _give_up(self, channel: AbstractChannel) -> None:
+        """Close it, also if it is closed: else a robust connection opens it again one day, and consumes for nobody."""
+        with suppress(RuntimeError, *self.away):  # a connection that broke has closed it
+            await channel.close()
 
 
 class _Arrivals:
