@@ -195,6 +195,11 @@ def test_mistakes_of_the_program_end_the_consumer(make_shop: Any) -> None:
             yield connection
 
     @contextmanager
+    def elsewhere() -> Any:
+        with closing(sqlite3.connect(":memory:")) as connection:
+            yield connection
+
+    @contextmanager
     def silent() -> Any:
         with shop.blocking() as connection, suppress(ValueError):
             yield connection
@@ -223,7 +228,7 @@ def test_mistakes_of_the_program_end_the_consumer(make_shop: Any) -> None:
         with pytest.raises(UsageError, match="keeps errors to itself"):
             consume(silent, handler=commits)
         with pytest.raises(StoreMismatch, match="sees no table"):
-            consume(lambda: sqlite3.connect(":memory:"))
+            consume(elsewhere)
 
     async def main() -> None:
         async def coroutine(message: Message, connection: Any) -> None: ...
