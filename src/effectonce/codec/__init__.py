@@ -30,8 +30,9 @@ Where to look::
 from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
 from ._errors import decode_error, encode_error
+from ._json import parse
 from ._modules import module_of
-from ._values import Form, decode, encode, parse, prepare, unpack
+from ._values import Form, decode, encode, prepare, unpack
 
 __all__ = [
     "Form",

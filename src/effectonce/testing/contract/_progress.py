@@ -228,7 +228,7 @@ class Progress(Suite):
 
     def test_what_has_expired_has_no_progress(self, subject: Subject) -> None:
         """A key that was forgotten begins anew."""
-        held = subject.hold(keep=self.keep)
+        held = subject.hold(lease=self.lease, keep=self.keep)
         subject.complete(held, ONE, State.ABSENT, keep=self.keep)
         self.forget_expired(subject, self.keep)
         assert subject.hold(owner=A).progress is None
