@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._blocking import Gathered
 from .errors import LeaseLost, StoreError
@@ -71,38 +71,49 @@ class Asyncio:
 
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
-        loop = asyncio.get_running_loop()
-        tasks: list[asyncio.Task[T]] = []
-        todo, running = deque(jobs), 0
-        over: asyncio.Future[None] = loop.create_future()
+        side = SideBySide(jobs, limit)
         interrupted: BaseException | None = None
-
-        def begin() -> None:
-            nonlocal running
-            while todo and running < limit:
-                running += 1
-                task = loop.create_task(todo.popleft()())  # each in a task, and so in a context, of its own
-                task.add_done_callback(end)
-                tasks.append(task)
-
-        def end(_: object) -> None:
-            nonlocal running
-            running -= 1
-            begin()
-            if not running and not over.done():
-                over.set_result(None)
-
-        begin()
-        while running:
+        side.begin()
+        while side.running:
             try:
-                await over
+                await side.over
             except asyncio.CancelledError as error:
-                interrupted, over = error, loop.create_future()
-                todo.clear()
-                for task in tasks:
-                    task.cancel()
-        results = [None if task.cancelled() else task.result() for task in tasks]
-        return results + [None] * (len(jobs) - len(tasks)), interrupted
+                interrupted = error
+                side.cancel()
+        results = [None if task.cancelled() else task.result() for task in side.tasks]
+        return results + [None] * (len(jobs) - len(results)), interrupted
+
+
+class SideBySide(Generic[T]):
+    """Jobs, at most ``limit`` of them at a time. Closures would hold on to each other, and to all, until collected."""
+
+    def __init__(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._todo, self._limit = deque(jobs), limit
+        self.tasks: list[asyncio.Task[T]] = []
+        self.running = 0
+        self.over: asyncio.Future[None] = self._loop.create_future()
+
+    def begin(self) -> None:
+        """Begin as many as may run."""
+        while self._todo and self.running < self._limit:
+            self.running += 1
+            task = self._loop.create_task(self._todo.popleft()())  # a task, and so a context, for each
+            task.add_done_callback(self._end)
+            self.tasks.append(task)
+
+    def cancel(self) -> None:
+        """Bring to an end what has begun; the rest never begins."""
+        self._todo.clear()
+        self.over = self._loop.create_future()
+        for task in self.tasks:
+            task.cancel()
+
+    def _end(self, _: object) -> None:
+        self.running -= 1
+        self.begin()
+        if not self.running and not self.over.done():
+            self.over.set_result(None)
 
 
 class Watch:

@@ -105,17 +105,17 @@ class Blocking:
                     place, job = todo.popleft()
                     results[place] = context.copy().run(run, job())
 
-        def help_out() -> None:
-            call_for_help()
-            work()
-
-        def call_for_help() -> None:
+        def call_for_help(helper: Callable[..., None]) -> None:
             if todo and next(workers) <= limit:
-                helpers.append(self._threads(limit).submit(help_out))
+                helpers.append(self._threads(limit).submit(helper, helper))
+
+        def help_out(itself: Callable[..., None]) -> None:  # whose name in here would be left to be collected
+            call_for_help(itself)
+            work()
 
         interrupted: BaseException | None = None
         if len(jobs) > 1:
-            call_for_help()
+            call_for_help(help_out)
         try:
             work()
         except BaseException as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from typing import Any
@@ -156,6 +157,37 @@ class Mixed:
 
     def __call__(self, message: Message) -> Any:
         return Counted(self.results.get(message.id, message.id))()
+
+
+def test_a_batch_leaves_nothing_to_collect() -> None:
+    """No object waits for the garbage collector. Other tests' threads may leave some during one batch, not all."""
+    receiver = Receiver("memory://")
+
+    async def handler(message: Message) -> str:
+        return message.id
+
+    async def on_a_loop(name: str) -> int:
+        gc.collect()
+        await receiver.aprocess_batch([Message(f"{name}{number}") for number in range(20)], handler)
+        return gc.collect()
+
+    def blocking(name: str) -> int:
+        gc.collect()
+        receiver.process_batch([Message(f"{name}{number}") for number in range(20)], Ids())
+        pool = receiver.blocking._threads(16)
+        pool.submit(int).result()  # so that it has let go of what it was asked before
+        return gc.collect()
+
+    async def main() -> list[int]:
+        return [await on_a_loop(name) for name in "abcde"]
+
+    gc.disable()
+    try:
+        assert 0 in asyncio.run(main())
+        assert 0 in [blocking(name) for name in "fghij"]
+    finally:
+        gc.enable()
+    receiver.close()
 
 
 def test_an_error_is_one_messages_own(receiver: Receiver, colour: Colour) -> None:
