@@ -14,7 +14,8 @@ from effectonce.messaging.faststream import Idempotent
 
 url, queue = os.environ["EFFECTONCE_BROKER"], os.environ["EFFECTONCE_QUEUE"]
 wanted = os.environ["EFFECTONCE_HANDLER"]
-middlewares = [Idempotent(tasks.receiver, retry=tasks.PAUSES)]
+policy = tasks.FRAGILE if wanted == "crash" else None
+middlewares = [Idempotent(tasks.receiver, policy=policy, retry=tasks.PAUSES, max_body=100_000)]
 NACK = AckPolicy.NACK_ON_ERROR
 broker: Any
 if url.startswith("amqp"):
@@ -51,6 +52,7 @@ else:
             f"{queue}.{name}",
             stream=queue,
             durable=name,
+            pull_sub=True,
             config=ConsumerConfig(ack_wait=2.0, max_deliver=-1),
             **{"ack_policy": NACK, **options},
         )

@@ -14,12 +14,13 @@ from faststream import AckPolicy, Response
 from faststream.exceptions import NackMessage
 from faststream.rabbit import RabbitBroker, RabbitResponse, TestRabbitBroker
 from tests.integration.consumers_helpers import SIZES
-from tests.integration.faststream_places import PLACES, OnJetStream, Place
+from tests.integration.faststream_places import PLACES, Place
 from tests.integration.framework_helpers import Workers, storm, working
 
 from effectonce import Policy, Receiver
 from effectonce.errors import UsageError
 from effectonce.messaging.faststream import Idempotent
+from effectonce.testing.clocks import wait_until
 
 BROKERS = pytest.mark.parametrize("name", ["rabbitmq", "kafka", "nats"])
 Site = Callable[[str, str], Any]
@@ -54,13 +55,8 @@ def test_killed_consumers_leave_each_effect_once(
 ) -> None:
     """Messages that come up to four times, and the consumer killed in the middle."""
     place = place_on(name, "deliver")
-
-    def send(orders: list[str]) -> None:
-        for order in orders:
-            place.send(order)
-
     with consuming(place, tmp_path) as workers:
-        storm(tmp_path, messages, workers, send, place.is_drained)
+        storm(tmp_path, messages, workers, place.send_all, place.is_drained)
     assert place.letters() == []
 
 
@@ -104,7 +100,7 @@ def test_a_handler_may_run_for_longer_than_its_lease(name: str, place_on: Site, 
         assert not workers.noted("events", "busy")
 
 
-@BROKERS
+@pytest.mark.parametrize("name", ["rabbitmq", "kafka"])
 def test_an_error_releases_the_claim(name: str, place_on: Site, tmp_path: Path) -> None:
     """The message comes again, after a pause, and runs again."""
     place = place_on(name, "fail_once")
@@ -123,7 +119,7 @@ def test_what_can_never_be_processed_is_put_aside_with_a_reason(
     place = place_on(name, "decline")
     place.send("d")
     place.send("undecodable", body=b"{")
-    place.send("large", body=json.dumps({"order": "x" * (1 << 20)}).encode())
+    place.send("large", body=json.dumps({"order": "x" * 200_000}).encode())
     place.send("d", body=b'{"order": "another"}')
     if name == "rabbitmq":
         place.send(None, body=b"{}")
@@ -143,16 +139,13 @@ def test_what_can_never_be_processed_is_put_aside_with_a_reason(
         assert "Have the sender set one" in (tmp_path / "worker.log").read_text()
 
 
-@pytest.mark.parametrize("name", ["rabbitmq", "nats"])
-def test_a_message_that_takes_its_consumer_along_is_given_up(
-    name: str, place_on: Site, tmp_path: Path
-) -> None:
+def test_a_message_that_takes_its_consumer_along_is_given_up(place_on: Site, tmp_path: Path) -> None:
     """It is delivered again after each crash, until its attempts are used up."""
-    place = place_on(name, "crash")
+    place = place_on("rabbitmq", "crash")
     with consuming(place, tmp_path) as workers:
         place.send("c")
         workers.until(place.letters)
-        assert workers.noted("runs") == ["c"] * 4
+        assert workers.noted("runs") == ["c"] * 2
     assert place.letters()[0]["dead-reason"] == "attempts_exhausted"
 
 
@@ -178,9 +171,8 @@ def test_a_subscriber_that_would_lose_messages_is_stopped(name: str, place_on: S
     with consuming(place, tmp_path) as workers:
         log = tmp_path / "worker.log"
         workers.until(lambda: "ack_policy=AckPolicy.NACK_ON_ERROR" in log.read_text())
-    wait = Workers(tmp_path, [])
-    assert wait.noted("runs") == []
-    assert not place.is_drained() or isinstance(place, OnJetStream)
+        assert workers.noted("runs") == []
+    wait_until(lambda: not place.is_drained(), what="The message, back at the broker,")
 
 
 # Without a server

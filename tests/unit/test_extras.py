@@ -20,6 +20,9 @@ PARTS = {
     "postgres": [f"stores/_postgres_{name}.py" for name in ("wire", "threads", "loops", "ears")],
     "asyncpg": ["stores/_postgres_*.py"],  # those of psycopg too: blocking verbs use them, and whoever waits
     "dynamodb": ["stores/*dynamodb*.py"],
+    "celery": ["messaging/celery.py"],
+    "dramatiq": ["messaging/dramatiq.py"],
+    "taskiq": ["messaging/taskiq.py"],
     "client": ["http/client.py", "http/_httpx.py", "http/_requests.py"],
 }
 COMES_WITH = {"anyio": "httpx", "botocore": "boto3"}
