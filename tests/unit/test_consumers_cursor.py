@@ -91,6 +91,31 @@ def test_a_failure_is_counted_and_stops_its_source(make_shop: Any, awaits: bool)
 
 
 @COLOURS
+def test_somebody_elses_broken_connection_is_the_handlers_failure(make_shop: Any, awaits: bool) -> None:
+    """One attempt, counted once; what the engine asks for is another matter: it is run again at once."""
+    shop, errors = make_shop(awaits), [ConnectionResetError("the mail server hung up")]
+
+    def handler(message: Message) -> None:
+        if errors:
+            raise errors[0]
+
+    shop.consume(broker_of(shop, [at(1)]), handler, cursor=True)
+    assert row(shop) == (0, ";1=1")
+    errors[:] = [sqlite3.OperationalError("database is locked")]
+    errors[0].sqlite_errorcode = sqlite3.SQLITE_BUSY  # type: ignore[attr-defined]
+    begun = shop.begun
+
+    def once(message: Message) -> None:
+        if errors:
+            raise errors.pop()
+
+    shop.consume(broker_of(shop, [at(1)]), once, cursor=True)
+    assert shop.effects() == ["m-1"]
+    assert shop.begun == begun + 3, "the row was taken, and the transaction run twice"
+    assert row(shop) == (2, "")
+
+
+@COLOURS
 def test_no_cursor_passes_a_message_before_it_is_put_aside(make_shop: Any, awaits: bool) -> None:
     """What follows one that can't be read is held back: a crash in between must not lose the letter."""
     shop = make_shop(awaits)

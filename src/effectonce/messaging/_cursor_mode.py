@@ -22,7 +22,7 @@ from ..batch import Slot
 from ..errors import AttemptsExhausted, LeaseLost, StoreMismatch, StoreUnavailable, UsageError
 from ..hooks import EventKind
 from ..transactions._flow import ended_meanwhile, invoked
-from ..transactions.base import SavepointGone
+from ..transactions.base import SavepointGone, is_lost, is_retryable
 from ._atomic import (
     Atomic,
     Begin,
@@ -219,10 +219,10 @@ class Cursors(Atomic):
             return result, moved
 
         result, moved = await self._with_rows(body)
-        known = self._taken.get(source)
-        if known is not None and (
-            not in_order or known.fence == moved.fence
-        ):  # else it was given away meanwhile
+        known = self._taken.get(
+            source
+        )  # None if it was given away meanwhile, another's fence if it came back
+        if known is not None and (not in_order or known.fence == moved.fence):
             self._taken[source] = moved
         return result, moved
 
@@ -282,9 +282,8 @@ class _Work:
         if name is not None:
             try:
                 await rows.adapter.release(name)
-            except (
-                SavepointGone
-            ) as gone:  # what was committed so is not in the cursor, and would happen again
+            except SavepointGone as gone:
+                # What was committed so is not in the cursor, and would happen again with every delivery.
                 raise Unfit(ended_meanwhile(self._piece[-1][0][0].key)) from gone
         return self._with_failure(outcomes, cursor, before.fence)
 
@@ -296,7 +295,8 @@ class _Work:
         try:
             value = await invoked(self._colour(rows), attempt, self._handler, (message, rows.connection), {})
         except Exception as error:
-            raise Raised(place, error) from error
+            # Its cause is what the engine asks to run the transaction again for, and no other's trouble.
+            raise Raised(place, error) from (error if _is_the_engines(error) else None)
         finally:
             attempt.end(None)
         return Outcome("executed", value, False, tries + 1, fence, "atomic")
@@ -334,6 +334,11 @@ def place_of(delivery: Delivery) -> tuple[str, int]:
     """Its place, which every delivery of an ordered broker has."""
     assert delivery.at is not None
     return delivery.at
+
+
+def _is_the_engines(error: Exception) -> bool:
+    """Whether a handler's error is about its transaction. A connection to somebody else may break, too."""
+    return is_retryable(error) or (is_lost(error) and not isinstance(error, OSError | EOFError))
 
 
 def _fenced(source: str) -> Outcome[Any]:
