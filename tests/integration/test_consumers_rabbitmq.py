@@ -136,6 +136,27 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str
     assert queue.size() == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "reasons"), [("aio-pika", ["undecodable", "undecodable"]), ("pika", ["future", "invalid_id"])]
+)
+def test_properties_that_no_client_should_send_do_not_stop_the_queue(
+    name: str, reasons: list[str], queue: Queue
+) -> None:
+    """A time in nanoseconds, an id that is not UTF-8: aio-pika ends its connection at either, each time it comes."""
+    queue.publish("good-1")
+    queue.publish("ahead", timestamp=time.time_ns(), headers={"trace": "t-1"})
+    queue._channel.basic_publish("", queue.name, b"{}", pika.BasicProperties(message_id=b"\xff\xfe"))
+    queue.publish("good-2")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, queue, receiver, lambda m: ran.append(m.id), lambda: len(set(ran)) == 2)
+    assert sorted(set(ran)) == ["good-1", "good-2"]
+    letters = queue.letters()
+    assert [letter.headers["dead-reason"] for letter in letters] == reasons
+    assert (letters[0].message_id, letters[0].headers["trace"]) == ("ahead", "t-1")
+    assert queue.size() == 0
+
+
 @CLIENTS
 def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(name: str, queue: Queue) -> None:
     """A handler's exception gives the message back, only this one; used-up attempts make it a dead letter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,10 +17,13 @@ from aio_pika.exceptions import (
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
+from aiormq.exceptions import InvalidFrameError
 
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of
 from ._delivery import DeadLetter, Delivery, Nack, Verdict, labels
+
+log = logging.getLogger("effectonce.messaging")
 
 
 class AioPika:
@@ -36,12 +40,16 @@ class AioPika:
         self._connection, self._queue, self._dead = connection, queue, dead
         self._prefetch, self._wanted = prefetch, wanted
         self._channel: AbstractChannel | None = None
+        self._is_unreadable = False
         self._arrivals, self._held = _Arrivals(), Held()
 
     async def open(self) -> None:
         await self.close()
         await self._make_dead_queue()
+        if self._is_unreadable:
+            await self._put_aside_unreadable()
         self._channel = await self._new_channel()
+        self._channel.close_callbacks.add(self._hear)
         await self._channel.set_qos(prefetch_count=self._prefetch)
         try:
             queue = await self._channel.get_queue(self._queue)
@@ -66,7 +74,27 @@ class AioPika:
         finally:
             await self._give_up(channel)
 
+    def _hear(self, _: object, error: BaseException | None) -> None:
+        """Why the channel was closed: perhaps by the client itself, over a message."""
+        self._is_unreadable = self._is_unreadable or isinstance(error, InvalidFrameError)
+
+    async def _put_aside_unreadable(self) -> None:
+        url = str(self._connection.url.with_query(None))  # type: ignore[attr-defined]
+        try:
+            from ._amqp_unreadable import put_aside
+
+            found = await asyncio.to_thread(put_aside, url, self._queue, self._dead, self._prefetch)
+        except Exception as error:  # pika's own, or there is no pika
+            raise ConnectionError(
+                f"a message of {self._queue!r} that aio-pika can't read has to be put aside with pika (pip install "
+                f"effectonce[rabbitmq]), which did not succeed: {type(error).__name__}"
+            ) from error
+        log.warning("%d messages of %s that aio-pika can't read were put aside", found, self._queue)
+        self._is_unreadable = False
+
     async def fetch(self, most: int) -> Sequence[Delivery]:
+        if self._is_unreadable:
+            raise ConnectionError("aio-pika closed the connection at a message that it can't read")
         now = time.monotonic()
         for message in self._held.due(now):
             await message.nack(requeue=True)
