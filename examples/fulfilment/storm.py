@@ -20,6 +20,7 @@ os.environ.setdefault("FULFILMENT_LEASE", LEASE)
 import shop  # noqa: E402 - it reads the lease
 
 from effectonce.errors import Compensated, InProgress  # noqa: E402
+from effectonce.saga import SagaState  # noqa: E402
 
 CLIENTS, SWEEPERS = 4, 2
 SWEEP = "from effectonce.ops.cli import main; main(['sweep', 'shop:sweeper', '--every', '200ms'])"
@@ -83,13 +84,19 @@ def main(orders: int, kills: int) -> None:
 
 def finish(orders: int) -> None:
     """Wait until the sweepers have brought every order to its end."""
-    while any(shop.fulfil.outcome(order(n).id, order(n)).status == "in_progress" for n in range(orders)):
+    ended = ("completed", "compensated")
+    while any(state is None or state.status not in ended for state in states_of(orders)):
         time.sleep(0.1)
+
+
+def states_of(orders: int) -> list[SagaState | None]:
+    """Where every order is."""
+    return [shop.fulfil.state(order(number).id) for number in range(orders)]
 
 
 def audit(orders: int, kills: int) -> None:
     """Count what is there, in the shop's own tables and in the book of the bank and the carrier."""
-    states = [shop.fulfil.state(order(number).id) for number in range(orders)]
+    states = states_of(orders)
     shipped = {state.input.id for state in states if state is not None and state.status == "completed"}
     undone = {state.input.id for state in states if state is not None and state.status == "compensated"}
     with closing(sqlite3.connect("shop.db")) as connection:
@@ -121,4 +128,4 @@ if __name__ == "__main__":
         place(range(int(sys.argv[2]), int(sys.argv[3])))
     else:
         numbers = [int(argument) for argument in sys.argv[1:3]]
-        main(*(numbers + [60, 12][len(numbers) :]))
+        main(*(numbers + [40, 8][len(numbers) :]))
