@@ -162,11 +162,12 @@ class TestRequests:
         held = hold(watched, "k")
         gateway.counted()
         assert renew(watched, held) is True
+        assert run(watched.renew(Renewal(held.key, held.owner, held.fence, LONG, LONG, b"journal"))) is True
         assert complete(watched, held) is Ending.DONE
         assert complete(watched, held) is Ending.REPEATED
         assert renew(watched, held) is False
         assert run(watched.get("k")) is not None
-        assert gateway.counted() == {"UpdateItem": 4, "GetItem": 1}
+        assert gateway.counted() == {"UpdateItem": 5, "GetItem": 1}
 
     def test_a_batch_of_a_hundred_is_four_requests(self, gateway: Gateway, watched: DynamoDBStore) -> None:
         """25 conditional writes share a request, which is all that DynamoDB takes; the four go out together."""

@@ -440,16 +440,19 @@ def test_round_trips(
         one, decision = trips(ours.claim(claim_of()))
         record = granted(decision)
         renewed, _ = trips(ours.renew(Renewal("k", record.owner, record.fence, LONG, LONG)))
+        saved, _ = trips(ours.renew(Renewal("k", record.owner, record.fence, LONG, LONG, b"journal")))
         two, ending = trips(ours.complete(ending_of(decision)))
-        assert (one, renewed, two, ending) == (1, 1, 1, Ending.DONE)
+        assert (one, renewed, saved, two, ending) == (1, 1, 1, 1, Ending.DONE)
         duplicate, decision = trips(ours.claim(claim_of()))
         assert (duplicate, decision.verdict) == (1, Verdict.REPLAY)
         claims = [claim_of(f"key {number}") for number in range(100)]
         one, decisions = trips(ours.claim_many(claims))
         renewals = [Renewal(d.record.key, d.record.owner, d.record.fence, LONG, LONG) for d in decisions]
         renewed, answers = trips(ours.renew_many(renewals))
+        journals = [renewal._replace(progress=renewal.key.encode()) for renewal in renewals]
+        saved, _ = trips(ours.renew_many(journals))
         two, endings = trips(ours.complete_many([ending_of(decision) for decision in decisions]))
-        assert (one, renewed, two) == (1, 1, 1)
+        assert (one, renewed, saved, two) == (1, 1, 1, 1)
         assert (answers, endings) == ([True] * 100, [Ending.DONE] * 100)
         duplicates, decisions = trips(ours.claim_many([claim._replace(owner=b"B" * 16) for claim in claims]))
         assert duplicates == 1

@@ -405,23 +405,26 @@ def test_round_trips(place: Place, colour: Colour) -> None:
             one, decision = trips(ours.claim(claim_of(key)))
             record = granted(decision)
             renewed, _ = trips(ours.renew(Renewal(key, record.owner, record.fence, LONG, LONG)))
+            saved, _ = trips(ours.renew(Renewal(key, record.owner, record.fence, LONG, LONG, b"journal")))
             two, ending = trips(ours.complete(ending_of(decision)))
             duplicate, decision = trips(ours.claim(claim_of(key)))
             assert (ending, decision.verdict) == (Ending.DONE, Verdict.REPLAY)
             if key != "warm up":
-                assert (one, renewed, two, duplicate) == (1, 1, 1, 1)
+                assert (one, renewed, saved, two, duplicate) == (1, 1, 1, 1, 1)
 
         def lives(name: str) -> None:
             claims = [claim_of(f"{name} {number}") for number in range(100)]
             one, decisions = trips(ours.claim_many(claims))
             renewals = [Renewal(d.record.key, d.record.owner, d.record.fence, LONG, LONG) for d in decisions]
             renewed, answers = trips(ours.renew_many(renewals))
+            journals = [renewal._replace(progress=renewal.key.encode()) for renewal in renewals]
+            saved, _ = trips(ours.renew_many(journals))
             two, endings = trips(ours.complete_many([ending_of(decision) for decision in decisions]))
             duplicates, decisions = trips(ours.claim_many([c._replace(owner=b"B" * 16) for c in claims]))
             assert (answers, endings) == ([True] * 100, [Ending.DONE] * 100)
             assert {decision.verdict for decision in decisions} == {Verdict.REPLAY}
             if name != "warm up":
-                assert (one, renewed, two, duplicates) == (1, 1, 1, 1)
+                assert (one, renewed, saved, two, duplicates) == (1, 1, 1, 1, 1)
 
         life("warm up")
         life("k")

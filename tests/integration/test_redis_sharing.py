@@ -22,13 +22,14 @@ from tests.integration.redis_helpers import (
     hold,
     hold_and_look,
     in_colour,
+    renewal_of,
 )
 from tests.integration.sqlite_helpers import Caller
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
-from effectonce import Message, Policy, Receiver
+from effectonce import Message, Policy, Receiver, current
 from effectonce._blocking import run
 from effectonce._records import NOBODY, Completion, Decision, Ending, State, Verdict
 from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable
@@ -79,7 +80,7 @@ def connections_of(url: str, name: str) -> int:
 
 @COLOURS
 def test_round_trips(behind_proxy: RedisStore, proxy: FaultProxy, colour: str) -> None:
-    """A new key takes two, a duplicate one, a batch of a hundred new keys two, and their duplicates one."""
+    """A new key takes two, a step one, a duplicate one, a batch of a hundred new keys two, their duplicates one."""
 
     async def counted(verbs: Store) -> list[int]:
         counts = []
@@ -93,6 +94,10 @@ def test_round_trips(behind_proxy: RedisStore, proxy: FaultProxy, colour: str) -
         await verbs.claim(claim_of("warm"))  # connects, and loads the scripts
         claim = claim_of("k")
         (decision,) = await count(lambda: verbs.claim(claim))
+        for journal in (None, b"one", b"one, two"):  # the keeper's renewal, and two steps
+            await count(
+                lambda journal=journal: verbs.renew(renewal_of(decision.record)._replace(progress=journal))
+            )
         await count(lambda: verbs.complete(ending_of(decision.record)))
         await count(lambda: verbs.claim(claim_of("k")))
         claims = [claim_of(f"key {n}") for n in range(100)]
@@ -104,16 +109,24 @@ def test_round_trips(behind_proxy: RedisStore, proxy: FaultProxy, colour: str) -
 
     with clients(proxy.url) as (client,):
         client.ping()
-    assert in_colour(colour, behind_proxy, counted) == [1] * 6
+    assert in_colour(colour, behind_proxy, counted) == [1] * 9
     assert proxy.connections == 2  # the store's, and the one above
 
 
 @COLOURS
 def test_a_receiver_adds_no_round_trip(proxy: FaultProxy, prefix: str, colour: str) -> None:
-    """The whole way, from a message to its outcome: two for a new one, one for its duplicate."""
+    """The whole way, from a message to its outcome: two for a new one, one for its duplicate, one for each step."""
 
     async def handle(message: Message) -> str:
         return "done"
+
+    async def handle_by_steps(message: Message) -> None:
+        for name in ("one", "two"):
+            await current().astep(name, dict)
+
+    def by_steps(message: Message) -> None:
+        for name in ("one", "two"):
+            current().step(name, dict)
 
     with Receiver(RedisStore(proxy.url, prefix=prefix), policy=Policy(keep="1h", lease="1m")) as receiver:
 
@@ -122,14 +135,14 @@ def test_a_receiver_adds_no_round_trip(proxy: FaultProxy, prefix: str, colour: s
             for id in ids:
                 before = proxy.bursts
                 if colour == "asyncio":
-                    await receiver.aprocess(Message(id), handle)
+                    await receiver.aprocess(Message(id), handle_by_steps if id == "steps" else handle)
                 else:
-                    receiver.process(Message(id), lambda message: "done")
+                    receiver.process(Message(id), by_steps if id == "steps" else lambda message: "done")
                 counts.append(proxy.bursts - before)
             return counts
 
-        counts = asyncio.run(deliver("warm", "a", "a", "b", "b"))
-    assert counts[1:] == [2, 1, 2, 1]
+        counts = asyncio.run(deliver("warm", "a", "a", "b", "b", "steps", "steps"))
+    assert counts[1:] == [2, 1, 2, 1, 4, 1]
 
 
 def test_tasks_share_round_trips(behind_proxy: RedisStore, proxy: FaultProxy) -> None:
