@@ -7,10 +7,7 @@ is left. So one lease is waited for, not one for each kill.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,55 +17,24 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.crash.conftest import ROOT
 from tests.crash.saga_victims import SCENARIOS, STEPS, Process
+from tests.crash.talking import ForkServer
 
 from effectonce._blocking import run
 from effectonce._records import State
 from effectonce.testing.clocks import wait_until
 
 SOAK = bool(os.environ.get("EFFECTONCE_SOAK"))
-POINTS = 12
+POINTS = 8
 """Boundaries for each scenario in an ordinary run, evenly spread; all of them in the soak."""
-MOMENTS = 500 if SOAK else 8
+MOMENTS = 500 if SOAK else 6
 SWEEPERS = 60 if SOAK else 4
 """Sweepers that are killed at work."""
 
 
-class Executioner:
-    """Talks to the fork server."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.saga_victims"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-
-    def order(self, **order: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        assert not answer["failed"], f"{order} failed instead of dying; its traceback is on stderr"
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-
 @pytest.fixture(scope="module")
-def executioner() -> Iterator[Executioner]:
-    executioner = Executioner()
+def executioner() -> Iterator[ForkServer]:
+    executioner = ForkServer("tests.crash.saga_victims")
     yield executioner
     executioner.close()
 
@@ -93,7 +59,7 @@ def spread(length: int, points: int) -> list[int]:
     return sorted({1 + (length - 1) * number // (points - 1) for number in range(points)})
 
 
-def kill_all(executioner: Executioner, place: dict[str, Any], random: Random) -> list[str]:
+def kill_all(executioner: ForkServer, place: dict[str, Any], random: Random) -> list[str]:
     """Run many sagas to their victims' deaths; their ids."""
     ids, numbers = list[str](), iter(range(10**6))
 
@@ -145,8 +111,9 @@ def judge(process: Process, id: str, effects: list[str]) -> str:
     return state.status
 
 
+@pytest.mark.timeout(7200 if SOAK else 300)
 @pytest.mark.parametrize("place", STORES, indirect=True)
-def test_no_saga_is_left_half(executioner: Executioner, place: dict[str, Any]) -> None:
+def test_no_saga_is_left_half(executioner: ForkServer, place: dict[str, Any]) -> None:
     """Wherever clients and sweepers die, the sweepers that live bring all to one of the two ends."""
     random = Random(int(os.environ.get("EFFECTONCE_SEED", "3")))
     ids = kill_all(executioner, place, random)
