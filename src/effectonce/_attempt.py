@@ -207,6 +207,8 @@ class Attempt:
         """Let those who wait for this attempt go on. Its record is written by now, or never will be."""
         self.outcome = outcome
         self.ended = True
+        if self.journal is not None:
+            del self.journal  # else they would hold on to each other
         if self._on_end is not None:
             for callback in self._on_end:
                 callback()

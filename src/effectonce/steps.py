@@ -152,9 +152,8 @@ def journal_of(attempt: Attempt) -> Journal:
     """The journal of an attempt. Only those that have steps get one."""
     if attempt.journal is not None:
         return attempt.journal
-    journal: Journal = attempt.__dict__.setdefault(
-        "journal", Journal(attempt)
-    )  # at once: several threads may ask
+    made = Journal(attempt)
+    journal: Journal = attempt.__dict__.setdefault("journal", made)  # at once: several threads may ask
     return journal
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -914,6 +916,24 @@ def test_handlers_of_a_batch_have_steps(bench: Bench) -> None:
     second = bench.colour.batch(bench.receiver, messages, handler)
     assert [outcome.value for outcome in second] == [message.id for message in messages]
     assert len(sink) == len(messages) + 1
+
+
+def test_an_attempt_with_steps_leaves_nothing_to_the_garbage_collector(bench: Bench) -> None:
+    """Attempt, journal and steps go when the handler has ended."""
+    seen: list[weakref.ref[Any]] = []
+
+    async def body(ask: Ask) -> None:
+        seen.append(weakref.ref(current()))
+        await ask("one", dict)
+        await ask("two", dict)
+
+    gc.collect()
+    gc.disable()
+    try:
+        bench.deliver(body)
+        assert seen[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_finished_reads_a_record() -> None:

@@ -63,7 +63,7 @@ class Store(ABC):
 
     @abstractmethod
     async def renew(self, renewal: Renewal) -> bool:
-        """Extend a lease by ``decide_renewal``; False when the claim is no longer held."""
+        """Extend a lease by ``decide_renewal``, with the journal that it brings; False when it is no longer held."""
 
     @abstractmethod
     async def complete(self, completion: Completion) -> Ending:
