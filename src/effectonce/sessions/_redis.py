@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from .._records import Claim, Completion, Decision, Record, State, make
-from ..errors import UsageError
+from ..errors import StoreUnavailable, UsageError
 from ..stores._redis_commands import command
 from ..stores._redis_routes import Dialogue, Routes
 from ..stores._redis_verbs import Verbs
@@ -70,14 +70,14 @@ class RedisSessions(SteppingStore, SessionStore):
 
     features = Features()
 
-    def __init__(self, verbs: Verbs, commands: Commands, routes: Routes) -> None:
-        self._verbs, self._commands, self._routes = verbs, commands, routes
+    def __init__(self, store: RedisStore, verbs: Verbs, commands: Commands, routes: Routes) -> None:
+        self._store, self._verbs, self._commands, self._routes = store, verbs, commands, routes
 
     @classmethod
     def beside(cls, store: RedisStore) -> RedisSessions:
         """The sessions in the server or cluster that a store's records are in."""
         commands: Any = Commands(store)
-        return cls(store, commands, Routes(store._target, commands))
+        return cls(store, store, commands, Routes(store._target, commands))
 
     async def contact(self, contact: Contact) -> Session:
         """Open, resume, touch or end a session."""
@@ -94,9 +94,7 @@ class RedisSessions(SteppingStore, SessionStore):
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done, all at once."""
-        answers = await self._hold(
-            self._routes.delivering(cast("Any", [self._order(step) for step in steps]))
-        )
+        answers = await self._answers([self._order(step) for step in steps])
         return [
             _reply(step, *_parted(cast("bytes", answer))) for step, answer in zip(steps, answers, strict=True)
         ]
@@ -117,8 +115,29 @@ class RedisSessions(SteppingStore, SessionStore):
         return self._commands.order("read", session, name)
 
     async def _ask(self, order: Order) -> tuple[int, float, bytes]:
-        (answer,) = await self._hold(self._routes.delivering(cast("Any", [order])))
+        (answer,) = await self._answers([order])
         return _parted(cast("bytes", answer))
+
+    async def _answers(self, orders: list[Order]) -> list[Any]:
+        """What servers say: one command by the straight way if that is known, else wherever it leads."""
+        if len(orders) == 1:
+            answer = await self._straight(orders[0])
+            if type(answer) is bytes:
+                return [answer]
+        return await self._hold(self._routes.delivering(cast("Any", orders)))
+
+    async def _straight(self, order: Order) -> Any:
+        server = self._routes.guess(order.key)
+        if server is None:
+            return None
+        try:
+            if self._verbs.suspends:
+                link = self._store.lines().links.get(server)
+                return None if link is None else await link.ask(order.data)
+            return self._store._pool.ask(server, (order.data, 1))[0]
+        except StoreUnavailable:
+            self._routes.forget()
+            raise
 
     async def _hold(self, dialogue: Dialogue[T]) -> T:
         try:
@@ -142,7 +161,8 @@ class RedisSessions(SteppingStore, SessionStore):
 
     def for_asyncio(self) -> Store:
         """The same over the connections of event loops."""
-        return RedisSessions(cast("Verbs", self._verbs.for_asyncio()), self._commands, self._routes)
+        verbs = cast("Verbs", self._store.for_asyncio())
+        return RedisSessions(self._store, verbs, self._commands, self._routes)
 
 
 def _reply(step: Step, code: int, now: float, data: bytes) -> Any:
