@@ -26,7 +26,7 @@ from effectonce import (
     Receiver,
     current,
 )
-from effectonce.errors import ColourMismatch, StepMismatch, StoreUnavailable, UsageError
+from effectonce.errors import ColourMismatch, ResultUnavailable, StepMismatch, StoreUnavailable, UsageError
 from effectonce.saga import Compensated, Saga, pivot, step, together
 from effectonce.saga._outline import Group
 from effectonce.testing.clocks import ManualClock
@@ -404,6 +404,17 @@ def test_after_the_pivot_steps_are_tried_until_they_hold(world: World) -> None:
     assert world.shop.did.count("refund") == 0
 
 
+def test_a_pivot_that_refuses_after_many_tries(world: World) -> None:
+    """Its word is recorded, also where the journal has stopped to count."""
+    world.shop.instead = {"ship": [*[TimeoutError()] * 25, Declined("never")]}
+    saga = world.saga()
+    assert isinstance(world.outcome(saga).error, Compensated)
+    state = saga.state("o-1")
+    assert state is not None
+    failures = [failure.error for failure in state.steps[2].failures]
+    assert (len(failures), failures[-1]) == (21, "Declined: never")
+
+
 # Time
 
 
@@ -572,6 +583,43 @@ def test_a_store_that_is_away_leaves_the_saga_where_it_is(world: World) -> None:
     world.store.recover()
     assert world.outcome(world.saga()).status == "executed"
     assert world.shop.did == ["reserve", "charge", "charge", "ship", "mail"]
+
+
+def test_a_compensation_that_could_not_be_recorded_has_not_failed(world: World) -> None:
+    """The store's trouble is not the step's: it is no try that failed, and nothing is run again here."""
+    world.shop.instead = {"charge": [Declined()]}
+    lost = iter(range(4))  # as often as a command is sent
+
+    def away() -> None:
+        if "release" in world.shop.did and next(lost, None) is not None:
+            raise StoreUnavailable("The disk is full.")
+
+    world.store.before["renew"] = away
+    assert world.outcome(world.saga()).status == "store_error"
+    assert world.shop.did.count("release") == 1
+    world.clock.advance(LEASE + 1)
+    assert isinstance(world.outcome(world.saga()).error, Compensated)
+
+
+def test_results_that_cannot_be_read_any_more(world: World) -> None:
+    """A type has changed under a saga: an error that says so, nothing runs, and the claim stays for the right code."""
+    world.shop.instead = {"ship": [Crash()]}
+    world.crash(world.saga())
+    done = list(world.shop.did)
+
+    def charge(order: Order, reserve: str) -> str:
+        raise AssertionError
+
+    steps = list(world.steps())
+    steps[1] = step(charge, None)
+    error = world.outcome(world.saga(*steps)).error
+    assert isinstance(error, ResultUnavailable)
+    assert world.shop.did == done
+    state = world.saga().state("o-1")
+    assert state is not None
+    assert state.status == "running"
+    world.clock.advance(LEASE + 1)
+    assert world.outcome(world.saga()).status == "executed"
 
 
 def test_two_at_once_are_one(world: World) -> None:

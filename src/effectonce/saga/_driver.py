@@ -87,7 +87,7 @@ class Driver:
         self._rest = rest or colour.pause
         self._journal = journal_of(attempt)
         self._lock = threading.Lock()
-        self.trail = saga.form.read_journal(attempt.progress, attempt.key)
+        self.trail = Trail()
 
     async def drive(self, given: Any, undone: tuple[str, ...] | None = None) -> Trail:
         """Go on until there is an end: the trail of a completed saga, or Compensated, or InDoubt.
@@ -95,6 +95,7 @@ class Driver:
         ``undone`` is given by a person who has looked at a saga in doubt: what was undone by hand.
         """
         try:
+            self.trail = self._saga.form.read_journal(self._attempt.progress, self._attempt.key)
             await self._begin(given)
             if undone is not None:
                 told = sum(1 for name in self.trail.entries if name.startswith(AGAIN))
@@ -181,31 +182,26 @@ class Driver:
 
     async def _try(self, role: Role, task: Task) -> None:
         """Try once, and record what became of it."""
-        began = self._saga.clock()
-        name = f"{role}:{task.name}"
+        name, began = f"{role}:{task.name}", self._saga.clock()
         try:
             value = await self._called(role, task)
-            if role == "undo":
-                await self._note(name, began=began)
-                return
         except Exception as error:
-            entry = failure(kind_of(task, error), error)
+            await self._fail(role, task, failure(kind_of(task, error), error) | {"began": began})
+            return
+        if role == "undo":
+            await self._note(name, began=began)
+        elif why := self._unstorable(name, value):
+            await self._fail(role, task, failure("unstorable", why) | {"began": began})
         else:
-            why = self._unstorable(name, value)
-            if not why:
-                await self._note(name, began=began, value=value)
-                return
-            entry = failure("unstorable", why)
-        await self._fail(role, task, entry | {"began": began})
+            await self._note(name, began=began, value=value)
 
     async def _fail(self, role: Role, task: Task, entry: Entry) -> None:
         """Record a failure. What is tried for ever has a journal that ends: of its later failures it has none."""
         tries = len(self.trail.tries(role, task))
-        name, limit = f"{role}:{task.name}!{tries + 1}", task.limit(role) or 0
-        if tries < max(RECORDED_TRIES, limit) or entry["kind"] not in ("unknown", "nothing"):
-            await self._note(name, **entry)
+        if tries < max(RECORDED_TRIES, task.limit(role) or 0) or entry["kind"] not in ("unknown", "nothing"):
+            await self._note(f"{role}:{task.name}!{tries + 1}", **entry)
         else:
-            self._remember(name, self._stamped(entry))
+            await self._rest(task.longest_pause)
 
     def _unstorable(self, name: str, value: Any) -> Exception | None:
         """Why a result can't be recorded."""
@@ -258,19 +254,13 @@ class Driver:
 
     async def _note(self, name: str, **content: Any) -> None:
         """Record an entry; only then it counts."""
-        entry = self._stamped(content)
+        entry: Entry = {"at": self._saga.clock(), "n": self._attempt.number, **content}
         line = await self._journal.add(self._colour, Line(name, None), entry, self._saga.form.hint(name))
         if line.lacks:
             raise ResultUnavailable(f"The journal of this saga is full: {line.lacks}", key=self._attempt.key)
-        self._remember(name, entry)
-        self._attempt.flow.tell_step(self._attempt, name)
-
-    def _remember(self, name: str, entry: Entry) -> None:
         with self._lock:
             self.trail = self.trail.plus(name, entry)
-
-    def _stamped(self, content: Entry) -> Entry:
-        return {"at": self._saga.clock(), "n": self._attempt.number, **content}
+        self._attempt.flow.tell_step(self._attempt, name)
 
 
 class _Nothing:
@@ -282,7 +272,9 @@ NOTHING = _Nothing()
 
 def kind_of(task: Task, error: Exception) -> Kind:
     """What a step's exception says about its effect."""
-    if isinstance(error, task.refused):
+    if isinstance(
+        error, (*task.refused, ColourMismatch)
+    ):  # a coroutine that nobody could await has not begun
         return "refused"
     return "nothing" if isinstance(error, NotApplied) else "unknown"
 
