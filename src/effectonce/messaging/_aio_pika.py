@@ -79,7 +79,8 @@ class AioPika:
         self._is_unreadable = self._is_unreadable or isinstance(error, InvalidFrameError)
 
     async def _put_aside_unreadable(self) -> None:
-        url = str(self._connection.url.with_query(None))  # type: ignore[attr-defined]
+        connection: Any = self._connection
+        url = str(connection.url.with_query(None))
         try:
             from ._amqp_unreadable import put_aside
 

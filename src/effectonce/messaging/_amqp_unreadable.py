@@ -33,7 +33,7 @@ def put_aside(url: str, queue: str, dead: str, most: int) -> int:
         channel.confirm_delivery()
         for _ in range(most):
             method, about, body = channel.basic_get(queue)
-            if method is None:
+            if method is None or body is None:
                 break
             if (letter := _trouble(about, body)) is not None:
                 copy = _copy(letter, queue, about, body, method.redelivered)
