@@ -20,6 +20,7 @@ from ._rules import Session, parts_of
 from ._sql import NEIGHBOURS, STATES, Tables, columns_of, named, record_of
 from ._store import DeskStore, Sight
 
+NO_SUCH_TABLE: Final = 1146
 TRIES: Final = 5
 """How often a transaction is begun anew that a deadlock has ended."""
 
@@ -142,6 +143,11 @@ class MySQLSessions(DeskStore):
                 yield [*desk.later, "COMMIT"]
             except Refusal as refusal:
                 yield ["ROLLBACK"]
+                if refusal.code == NO_SUCH_TABLE:
+                    raise StoreMismatch(
+                        f"{refusal}: sessions have two tables beside the records. Have somebody who may create them run "
+                        "the statements of `Sessions.ddl()`."
+                    ) from refusal
                 if tries == 1 or refusal.code not in (DEADLOCK, LOCKED):
                     raise
             else:

@@ -1,0 +1,56 @@
+"""The tables of client sessions: made when they are first used, or by hand where programs may not."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration import mysql_helpers, postgres_helpers
+from tests.servers.fixtures import HasURL
+
+from effectonce import Receiver
+from effectonce.errors import StoreError, UsageError
+from effectonce.sessions import Request, Sessions
+
+
+def test_postgresql_by_hand(postgres: HasURL) -> None:
+    """With create=no the error names the statements; they are all that it takes."""
+    with postgres_helpers.place_on(postgres.url) as place:
+        with Receiver(place.url()) as receiver:
+            receiver.get("nothing")  # makes the store's own table
+        with Receiver(place.url(create="no")) as receiver:
+            sessions = Sessions(receiver)
+            with pytest.raises(StoreError, match=r"Sessions\.ddl"):
+                sessions.open()
+            with place.session() as session:
+                session(f"SET ROLE {place.role}")
+                session(sessions.ddl())
+            opened = sessions.open()
+            assert sessions.process(Request(opened.client, 1), lambda request: request.number).value == 1
+            sessions.close()
+
+
+def test_mysql_by_hand(mariadb: HasURL) -> None:
+    """Likewise, and what is missing is said."""
+    with mysql_helpers.place_on(mariadb.url) as place:
+        with Receiver(place.url()) as receiver:
+            receiver.get("nothing")
+        with Receiver(place.url(create="no")) as receiver:
+            sessions = Sessions(receiver)
+            with pytest.raises(StoreError, match=r"Sessions\.ddl"):
+                sessions.open()
+            with place.session() as session:
+                for statement in filter(str.strip, sessions.ddl().split(";")):
+                    session(statement)
+            opened = sessions.open()
+            assert sessions.process(Request(opened.client, 1), lambda request: request.number).value == 1
+            sessions.close()
+            with place.session() as session:
+                for table in ("sessions", "requests"):
+                    session(f"DROP TABLE {place.table}_{table}")
+
+
+def test_a_store_without_sessions_says_so(dynamodb: HasURL) -> None:
+    """DynamoDB has no clock that a lease could go by; memory has no tables."""
+    with Receiver(f"{dynamodb.url}") as receiver, pytest.raises(UsageError, match="DynamoDB has no clock"):
+        Sessions(receiver)
+    with Receiver("memory://") as receiver, pytest.raises(UsageError, match="no tables"):
+        Sessions(receiver).ddl()
