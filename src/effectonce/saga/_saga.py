@@ -168,13 +168,10 @@ class Saga:
         return codec.Form(self.form.write, self.form.read)
 
     def _call(self, id: str, input: Any, scope: str | None) -> Call:
-        size = len(
-            self.form.write_entry(BEGIN, {"input": input})
-        )  # what can't be recorded is refused before any claim
+        # What can't be recorded is refused before anything is claimed.
+        size = len(self.form.write_entry(BEGIN, {"input": input}))
         if size > self.max_result:
-            raise UsageError(
-                f"What the saga is asked for has {size} bytes, and max_result is {self.max_result}."
-            )
+            raise UsageError(f"A saga is asked for {size} bytes, and max_result is {self.max_result}.")
         return call_of(self.key(id, scope=scope), keys.fingerprint(input), self.policy, self._hint)
 
     async def _outcome(
@@ -226,20 +223,20 @@ class Saga:
 
 def _own_policy(policy: Policy, room: int) -> Policy:
     """A policy for sagas: what fails is in the journal, so what is left to say is how an end is remembered."""
-    for word, value, why in (
+    for word, is_wrong, why in (
         (
             "on_crash",
             policy.on_crash == "in_doubt",
-            "a saga goes on after a crash, and each step says what may be tried again",
+            "it goes on after a crash, and steps say what is tried again",
         ),
-        ("store_result", not policy.store_result, "a saga's results are what its repeats get"),
+        ("store_result", not policy.store_result, "its results are what its repeats get"),
         ("fallback", policy.fallback == "open", "without a journal nobody could go on or undo anything"),
     ):
-        if value:
-            raise UsageError(
-                f"A saga can't have {word}={getattr(policy, word)!r}: {why}. Give it a policy= of its own."
-            )
-    return policy.but(remember=(Compensated,), in_doubt=(InDoubt,), max_attempts=None, max_result=room)
+        if is_wrong:
+            given = getattr(policy, word)
+            raise UsageError(f"A saga can't have {word}={given!r}: {why}. Give it a policy= of its own.")
+    endings: dict[str, Any] = {"remember": (Compensated,), "in_doubt": (InDoubt,), "prober": None}
+    return policy.but(max_attempts=None, max_result=room, **endings)
 
 
 def _unfinished(call: Call, left: Unfinished) -> Outcome[Any]:
