@@ -145,8 +145,8 @@ class MySQLSessions(DeskStore):
                 yield ["ROLLBACK"]
                 if refusal.code == NO_SUCH_TABLE:
                     raise StoreMismatch(
-                        f"{refusal}: sessions have two tables beside the records. Have somebody who may create them run "
-                        "the statements of `Sessions.ddl()`."
+                        f"{refusal}: sessions have two tables beside the records. Have somebody who may create them "
+                        "run the statements of `Sessions.ddl()`."
                     ) from refusal
                 if tries == 1 or refusal.code not in (DEADLOCK, LOCKED):
                     raise
