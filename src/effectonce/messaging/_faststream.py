@@ -182,7 +182,7 @@ async def give_back(message: Any) -> None:
         elif hasattr(message, "is_manual"):  # confluent-kafka
             await consumer.seek(topic=raw.topic(), partition=raw.partition(), offset=raw.offset())
         else:
-            from aiokafka import TopicPartition
+            from aiokafka import TopicPartition  # type: ignore[import-untyped]
 
             consumer.seek(partition=TopicPartition(raw.topic, raw.partition), offset=raw.offset)
 
