@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 IDLE_SHARE = 9
 """A sweeper rests at least so many times as long as its last look took: it never has more than a tenth of a server."""
 
+PATIENCE_SECONDS = 5.0
+"""A saga that waits longer for its next try is let go, and found again when its lease is over and the try is due."""
 NAP_SECONDS = 0.1
 """How long a thread that rests goes without a look at whether it shall stop."""
 
@@ -78,6 +80,8 @@ class Figures:
     settled: int = 0
     """Doubts that the policy's prober has settled."""
     failed: int = 0
+    waiting: int = 0
+    """Sagas whose next try is still to wait for, at the last look."""
     unknown: int = 0
     """Abandoned attempts at operations that nothing is registered for, at the last look."""
     seconds: float = 0.0
@@ -92,7 +96,7 @@ class Sweeper:
     handlers     by operation: called with the record of an abandoned attempt, they start its work again, usually by
                  calling the decorated function with arguments that they find by the key
     every        the time between two looks
-    concurrency  how many it goes on with at the same time; a saga that waits for its next try is one of them
+    concurrency  how many it goes on with at the same time
     policy       for what was claimed at most once: how long a doubt is kept, and who settles it (``prober``)
     """
 
@@ -191,7 +195,7 @@ class Sweeper:
     async def _look(self, crew: _Crew) -> None:
         """One way through the store."""
         began, colour, figures = time.monotonic(), crew.colour, self.figures
-        figures.unknown = 0
+        figures.unknown = figures.waiting = 0
         waited = 0.0
         now = await colour.store.now()
         async for record in every(colour, State.PENDING):
@@ -217,7 +221,9 @@ class Sweeper:
         key = _parsed(record.key)
         saga = self._sagas.get((key.operation, key.version))
         handler = self._handlers.get(key.operation)
-        if saga is not None:
+        if saga is not None and not saga.is_due(record):
+            self.figures.waiting += 1
+        elif saga is not None:
             await crew.start(lambda: self._saga(crew, saga, record))
         elif handler is not None:
             await crew.start(lambda: self._handler(handler, record))
@@ -226,7 +232,7 @@ class Sweeper:
 
     async def _saga(self, crew: _Crew, saga: Saga, record: Record) -> None:
         async def rest(pause: float) -> None:
-            if self.stopping or await crew.rest(pause):
+            if self.stopping or pause > PATIENCE_SECONDS or await crew.rest(pause):
                 raise Unfinished
 
         try:

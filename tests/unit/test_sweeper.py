@@ -278,8 +278,8 @@ def test_a_stop_finishes_the_step_and_leaves_the_rest(world: World) -> None:
     assert world.sweeper().run_once().completed == 1
 
 
-def test_a_stop_ends_the_wait_for_the_next_try(world: World) -> None:
-    """A saga that waits for an hour does not hold up the end."""
+def failing_mail(world: World, pause: str) -> tuple[Saga, Sweeper]:
+    """A saga that was left before its parcel, and whose mail fails at first."""
     world.leave("o-1", "ship")
     world.clock.advance(LEASE + 1)
     world.instead = {"mail": [ValueError()]}
@@ -289,16 +289,38 @@ def test_a_stop_ends_the_wait_for_the_next_try(world: World) -> None:
         "fulfil",
         step(world.function("reserve"), world.function("release"), name="reserve"),
         pivot(world.function("ship"), name="ship"),
-        step(world.function("mail"), name="mail", backoff=("1h", "1h")),
+        step(world.function("mail"), name="mail", backoff=(pause, pause)),
     )
-    sweeper = Sweeper(receiver, saga)
+    return saga, Sweeper(receiver, saga, concurrency=1)
+
+
+def test_a_stop_ends_the_wait_for_the_next_try(world: World) -> None:
+    """A saga that waits for seconds does not hold up the end."""
+    _, sweeper = failing_mail(world, "5s")
     thread = threading.Thread(target=sweeper.run)
     thread.start()
     wait_until(lambda: world.did["mail o-1"] == 1)
     sweeper.stop()
     thread.join(20)
     assert not thread.is_alive()
+    assert (world.did["mail o-1"], world.states()) == (1, {"PENDING"})
+
+
+def test_a_saga_that_waits_for_long_holds_nobody_up(world: World) -> None:
+    """It is let go, and left alone, without a claim, until its next try is due."""
+    saga, sweeper = failing_mail(world, "1h")
+    assert sweeper.run_once().completed == 0
     assert world.did["mail o-1"] == 1
+    before = saga.state("o-1")
+    world.clock.advance(LEASE + 1)
+    assert sweeper.run_once().waiting == 1
+    after = saga.state("o-1")
+    assert before is not None
+    assert after is not None
+    assert (after.attempt, after.status) == (before.attempt, "abandoned")
+    world.clock.advance(3600)
+    assert sweeper.run_once().completed == 1
+    assert world.did["mail o-1"] == 2
 
 
 def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,8 @@ Kind = Literal["unknown", "nothing", "refused", "unstorable"]
 """What a failed try leaves behind: nobody knows; nothing; nothing, now and ever; a result that can't be recorded."""
 
 BEGIN, TURN, AGAIN = "begin", "turn", "again"
+RECORDED_TRIES = 20
+"""Failures of one step that are recorded, if there is no end to its tries."""
 
 
 class Trail:
@@ -192,11 +194,20 @@ class Moment(NamedTuple):
         if isinstance(turnout, GaveUp):
             return turnout.reason
         lost = self.number - self.trail.last_number
-        if self.max_lost is not None and lost >= self.max_lost:
+        is_counted = len(self.trail.tries(role, task)) < RECORDED_TRIES  # else a try need not leave a word
+        if self.max_lost is not None and lost >= self.max_lost and is_counted:
             return f"the process died {lost} times while it ran"
         if role == "do" and self._is_late and self._is_open(task):
             return f"the saga was not done in {self.outline.timeout:g} s"
         return None
+
+    def due(self) -> float:
+        """When there is something to do: before this time every step that is next only waits for its next try."""
+        move = self.decide()
+        if not isinstance(move, Run):
+            return 0.0
+        turnouts = [next_try(move.role, task, self.trail) for task in move.tasks]
+        return min(turnout.after if isinstance(turnout, Try) else 0.0 for turnout in turnouts)
 
     def is_untouched(self, task: Task) -> bool:
         """Whether nothing of a step can have happened: it never began, or each try said that nothing did.

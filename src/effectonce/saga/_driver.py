@@ -29,6 +29,7 @@ from ..steps import Step, journal_of
 from ._decisions import (
     AGAIN,
     BEGIN,
+    RECORDED_TRIES,
     TURN,
     Completed,
     Entry,
@@ -51,10 +52,6 @@ if TYPE_CHECKING:
 
 Rest = Callable[[float], Awaitable[None]]
 """Lets time pass between two tries; raises Unfinished when nobody shall wait any longer."""
-
-
-RECORDED_TRIES = 20
-"""Failures of one step that are recorded, if there is no end to its tries."""
 
 
 LONGEST_ERROR = 300

@@ -15,6 +15,7 @@ from .._records import State
 from ..errors import (
     ColourMismatch,
     Compensated,
+    EffectOnceError,
     InDoubt,
     InProgress,
     StepMismatch,
@@ -143,6 +144,16 @@ class Saga:
         policy = self.policy.but(busy="reject")
         call = call_of(record.key, record.fingerprint, policy, self._hint, may_create=False)
         return await self._outcome(colour, call, NOTHING, rest)
+
+    def is_due(self, record: Record) -> bool:
+        """Whether there is something to do for an abandoned saga, or its next try is still to wait for."""
+        try:
+            trail = self.trail_of(record)
+        except EffectOnceError:  # who goes on with it says what is wrong
+            return True
+        now = self.clock()
+        moment = Moment(self.outline, trail, record.attempts + 1, now, self.max_lost)
+        return BEGIN not in trail.entries or moment.due() <= now
 
     def check_outline(self, names: Any, key: str) -> None:
         """Raise if a saga was begun by another definition."""
