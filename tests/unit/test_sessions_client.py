@@ -128,6 +128,16 @@ def test_a_restarted_client_goes_on_with_its_numbers(journal: Journal) -> None:
     assert (restarted.acked, restarted.outstanding) == (3, [4])
 
 
+def test_a_resumed_session_needs_its_journal() -> None:
+    """Without it a number could be used for two requests, and the second would get the first one's answer."""
+    with pytest.raises(UsageError, match="journal"):
+        ClientSession(OPENED._replace(epoch=2))
+    session = ClientSession(OPENED)
+    session.begin()
+    session.resumed(OPENED._replace(epoch=2))
+    assert (session.begin().number, session.epoch) == (2, 2)
+
+
 def test_a_twin_on_the_same_journal_counts_no_further(journal: Journal) -> None:
     """Whoever resumes last has the numbers, also before the server says so."""
     first = ClientSession(OPENED, journal=journal)

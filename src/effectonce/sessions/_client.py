@@ -10,7 +10,7 @@ from typing import Any, Final
 from .. import keys
 from ..errors import KeyReused, UsageError, WindowExceeded
 from ._journal import Entry, Journal
-from ._request import Opened, Request
+from ._request import ACKED, CLIENT, EPOCH, Opened, Request
 
 WAIT_SECONDS: Final = 60.0
 
@@ -28,6 +28,11 @@ class ClientSession:
         self.client, self.epoch, self.lease, self.window = (
             opened.client, opened.epoch, opened.lease, opened.window,
         )  # fmt: skip
+        if journal is None and opened.epoch > 1:
+            raise UsageError(
+                "This session was resumed, and which of its numbers are used is known by its journal alone. Give the "
+                "journal=, or open a new session."
+            )
         self._journal = journal
         self._outstanding: dict[int, Any] = {}
         self._next = opened.acked + 1
@@ -47,6 +52,12 @@ class ClientSession:
         """The numbers that are waited for."""
         with self._changed:
             return sorted(self._outstanding)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Who this is and what is acknowledged, for a heartbeat (PUT) or the end (DELETE) at a session path."""
+        texts = (self.client, str(self.acked), str(self.epoch))
+        return dict(zip((CLIENT, ACKED, EPOCH), texts, strict=True))
 
     @property
     def is_quick(self) -> bool:
