@@ -98,7 +98,7 @@ def observed(a: Applied, late: bool) -> Ghost:
     if a.granted and after is not None:
         if not is_known(before, a.now, a.ghost):
             ghost = ghost._replace(begun=0)
-        if not a.repeated and (steps := steps_of(before)):
+        elif not a.repeated and (steps := steps_of(before)):
             ghost = ghost._replace(found=(*ghost.found, (after.fence, steps)))
         ghost = ghost._replace(top=max(ghost.top, after.fence), lease_end=a.now + a.item.lease)
     elif a.verb == "renew" and a.reply is True:
