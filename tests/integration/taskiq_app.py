@@ -7,9 +7,9 @@ import os
 from typing import Annotated, Any
 
 from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends
-from taskiq_aio_pika import AioPikaBroker
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 from tests.integration import framework_tasks as tasks
+from tests.integration.taskiq_brokers import on_rabbitmq
 
 from effectonce.messaging.taskiq import Idempotent
 
@@ -17,7 +17,7 @@ url, queue = os.environ["EFFECTONCE_BROKER"], os.environ["EFFECTONCE_QUEUE"]
 results: Any = RedisAsyncResultBackend(os.environ["EFFECTONCE_RESULTS"], prefix_str=queue)
 broker: Any
 if url.startswith("amqp"):
-    broker = AioPikaBroker(url, queue_name=queue, exchange_name=queue, delay_queue_name=f"{queue}.delay")
+    broker = on_rabbitmq(url, queue)
 else:  # what a killed worker held comes again when it has been silent for this long, and others look only with traffic
     broker = RedisStreamBroker(
         url,

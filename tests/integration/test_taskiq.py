@@ -17,6 +17,7 @@ from taskiq_aio_pika import AioPikaBroker
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 from tests.integration.consumers_helpers import SIZES
 from tests.integration.framework_helpers import Workers, storm, working
+from tests.integration.taskiq_brokers import on_rabbitmq
 
 from effectonce import Policy, Receiver
 from effectonce.errors import UsageError
@@ -97,9 +98,7 @@ def site(server: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
     results, queue = valkey.url.replace("valkey:", "redis:"), f"q-{uuid4().hex}"
     broker: Any
     if server.startswith("amqp"):
-        broker = AioPikaBroker(
-            server, queue_name=queue, exchange_name=queue, delay_queue_name=f"{queue}.delay"
-        )
+        broker = on_rabbitmq(server, queue)
     else:
         broker = RedisStreamBroker(server, queue_name=queue, consumer_id="0")
     broker = broker.with_result_backend(RedisAsyncResultBackend(results, prefix_str=queue))
