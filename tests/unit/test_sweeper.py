@@ -243,13 +243,13 @@ def test_it_runs_until_it_is_stopped(world: World) -> None:
     sweeper = world.sweeper(every="1ms")
     thread = threading.Thread(target=sweeper.run)
     thread.start()
+    wait_until(lambda: sweeper.figures.looks >= 2)
     world.leave("o-1", "ship")
     world.clock.advance(LEASE + 1)
     wait_until(lambda: sweeper.figures.completed == 1)
     sweeper.stop()
     thread.join(20)
     assert not thread.is_alive()
-    assert sweeper.figures.looks >= 2
 
 
 def test_a_stop_finishes_the_step_and_leaves_the_rest(world: World) -> None:
