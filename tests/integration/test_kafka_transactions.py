@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,9 +204,15 @@ def test_killed_and_rebalanced_transformers_produce_each_output_once_and_in_orde
     kills = 1 if messages == 100 else 12
     batter(start, tmp_path, lambda: len(pipe.outputs()), messages, pipe.is_done, kills=kills, members=2)
     wait_until(lambda: len(pipe.outputs()) >= messages)
-    for partition in range(PARTITIONS):
-        mine = [value for _, value in pipe.outputs() if int(value[2:]) % PARTITIONS == partition]
-        assert mine == [order for order in sent if int(order[2:]) % PARTITIONS == partition]
+    assert set(Counter(value for _, value in pipe.outputs()).values()) == {1}
+    for number in range(PARTITIONS):
+        mine = [
+            (partition, value) for partition, value in pipe.outputs() if int(value[2:]) % PARTITIONS == number
+        ]
+        assert len({partition for partition, _ in mine}) == 1, "one key, one partition"
+        assert [value for _, value in mine] == [
+            order for order in sent if int(order[2:]) % PARTITIONS == number
+        ]
 
 
 def test_mistakes_are_refused() -> None:

@@ -14,14 +14,14 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Producer, TopicPartition
 
 from .._messages import Outcome
 from ..batch import Slot
 from ..errors import UsageError
 from ..transactions._flow import invoked
 from ._atomic import Work, attempt_of, held, used_up
-from ._confluent import Confluent
+from ._confluent import ASK_SECONDS, Confluent
 from ._consumer import done
 from ._delivery import DONE, SHORTEST_DELAY, Ack, DeadLetter, Delivery, Verdict
 from ._kafka import Output, Place, Plan, Record, plan
@@ -155,14 +155,13 @@ class Transforming(Confluent):
         before = self._rebalances
         found = await super()._poll(most)
         if self._rebalances != before:  # nobody can tell in which generation each of them was fetched
-            await self._go_back(firsts(found))
+            await self._go_to_committed(found)
             return []
         self._generation = await done(self._consumer.consumer_group_metadata())
         return found
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         planned = plan(settled)
-        again = planned.again
         outputs = [each for _, verdict in settled if isinstance(verdict, Ack) for each in verdict.value or ()]
         try:
             if planned.commits:
@@ -172,9 +171,27 @@ class Transforming(Confluent):
                 raise
             log.warning("a transaction is rolled back, its records come again: %s", error)
             await self._apart(lambda: self._producer.abort_transaction(TRANSACTION_SECONDS))
-            again = firsts(delivery.handle for delivery, _ in settled)
+            async with self._lock:
+                await self._go_to_committed([delivery.handle for delivery, _ in settled])
+            return
         async with self._lock:
-            await self._go_back(again)
+            await self._go_back(planned.again)
+
+    async def _go_to_committed(self, records: Sequence[Record]) -> None:
+        """Have records again that are not done. Only the group knows how far others have come with them meanwhile."""
+        firsts: dict[Place, int] = {}
+        for place, offset, *_ in records:
+            firsts[place] = min(offset, firsts.get(place, offset))
+        asked = [TopicPartition(*place) for place in firsts if place in self._assigned]
+        if not asked:
+            return
+        known = await done(self._consumer.committed(asked, timeout=ASK_SECONDS))
+        offsets = {Place(each.topic, each.partition): each.offset for each in known}
+        # Where nothing is committed, a partition begins anew with every assignment: at its beginning, mostly.
+        is_earliest = self._configuration["auto.offset.reset"] in ("earliest", "smallest", "beginning")
+        unknown = dict.fromkeys(firsts, OFFSET_BEGINNING) if is_earliest else firsts
+        again = {place: offset if offset >= 0 else unknown[place] for place, offset in offsets.items()}
+        await self._go_back({place: (offset, SHORTEST_DELAY) for place, offset in again.items()})
 
     def _commit(self, planned: Plan, outputs: Iterable[Output]) -> None:
         producer = self._producer
@@ -193,11 +210,3 @@ class Transforming(Confluent):
                 return
             except BufferError:  # more than it holds at a time
                 self._producer.poll(1.0)
-
-
-def firsts(records: Iterable[Record]) -> dict[Place, tuple[int, float]]:
-    """Where to go back to, to have records again."""
-    found: dict[Place, tuple[int, float]] = {}
-    for record in records:
-        found.setdefault(record.place, (record.offset, SHORTEST_DELAY))
-    return found
