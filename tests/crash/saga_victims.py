@@ -17,12 +17,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from effectonce import NotApplied, Policy, Receiver, current
-from effectonce.errors import Compensated
+from effectonce.errors import Compensated, LeaseLost
 from effectonce.saga import Saga, pivot, step, together
 from effectonce.sweeper import Sweeper
 
@@ -224,7 +225,8 @@ def live(order: Order, told: int) -> None:
         if order["id"] is None:
             process.sweeper.run_once()
         else:
-            process.run(order["id"], order["awaits"])
+            with suppress(LeaseLost):  # a machine that is busy may pause a victim for longer than its lease
+                process.run(order["id"], order["awaits"])
         os.write(told, str(next(points) - 1).encode())
         os._exit(0)
     except BaseException:

@@ -50,7 +50,7 @@ class Shop:
         return work
 
     def process(self) -> Saga:
-        receiver = Receiver(self.url, policy=Policy(lease="400ms"))
+        receiver = Receiver(self.url, policy=Policy(lease="1s"))
         undoable = [
             step(self.function(name), self.function(f"undo {name}"), name=name, backoff=QUICK)
             for name in ("reserve", "charge", "label")

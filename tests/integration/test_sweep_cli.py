@@ -22,7 +22,7 @@ from effectonce import Policy, Receiver
 from effectonce.saga import Saga, step
 from effectonce.sweeper import Sweeper
 
-receiver = Receiver("sqlite:///effects.db", policy=Policy(lease="300ms"))
+receiver = Receiver("sqlite:///effects.db", policy=Policy(lease="2s"))
 
 def note(what):
     with open("notes", "a") as file:
