@@ -332,7 +332,8 @@ def test_a_deadlock_is_survived(place: Place) -> None:
         place.session() as watcher,
         ThreadPoolExecutor(1) as pool,
     ):
-        other(f"ALTER ROLE {place.role} SET deadlock_timeout = '20ms'")  # before it loses patience with the lock
+        # Before the store loses patience with the lock.
+        other(f"ALTER ROLE {place.role} SET deadlock_timeout = '20ms'")
         decisions = run(store.claim_many([claim_of(key) for key in keys]))
         other("SET deadlock_timeout = '30s'")  # whoever looks first is undone: not this side
         other("BEGIN")
