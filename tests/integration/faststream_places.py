@@ -143,6 +143,9 @@ class OnKafka(Place):
     def invoices(self) -> list[Any]:
         return [json.loads(each.value()) for each in self._all(f"{self.queue}.invoices")]
 
+    def close(self) -> None:
+        self._producer.flush()
+
 
 class OnJetStream(Place):
     def open(self) -> None:
