@@ -263,7 +263,9 @@ class DynamoDBStore(_Verbs):
         if isinstance(step, Glance):
             return items.has_ended(self._table.read(item_key(step.key), as_now=False), step.fence)
         if isinstance(step, Save) and len(step.renewal.progress or b"") > LARGEST_PART:
-            return self._do(Read(step.key))  # then the protocol swaps all of it, as it goes into items of its own
+            return self._do(
+                Read(step.key)
+            )  # then the protocol swaps all of it, as it goes into items of its own
         now = self.clock()
         write = self._write_of(step, now)
         return self._reply(step, write, self._table.write(write), now)
@@ -285,7 +287,8 @@ class DynamoDBStore(_Verbs):
                 removed = tuple(name for name in past if name not in values)
                 no_journal: dict[str, None] = {} if has_answer else {"r": None, "n": None}
                 return Change(item_key(key), values, removed, {**_held_by(owner, fence), **no_journal})
-            case Hold((key, owner, fence, lease, keep, journal)) | Save((key, owner, fence, lease, keep, journal)):
+            case Hold(renewal) | Save(renewal):
+                key, owner, fence, lease, keep, journal = renewal
                 until = now + lease
                 held = Record(key, State.PENDING, owner, fence, b"", until, 1, None, until + keep, False)
                 times = items.times_of(held, now, self._skew)
