@@ -325,7 +325,7 @@ def test_a_duplicate_of_a_record_that_is_being_added(place: Place) -> None:
 
 def test_a_deadlock_is_survived(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server ends a circle of locks by undoing one side; if that is ours, it is done again."""
-    monkeypatch.setattr(_postgres_sql, "LOCK_SECONDS", 60.0)  # else it gives up before the server looks for circles
+    monkeypatch.setattr(_postgres_sql, "LOCK_SECONDS", 60.0)  # the server looks for circles later
     keys = ["a", "b"]
     with (
         place.store() as store,
