@@ -83,8 +83,7 @@ class Attempt:
 
     def key_for(self, name: str) -> str:
         """A key for a call downstream, the same on every attempt: the sink can dedupe on it. Each step has its own."""
-        step = STEP.get(None)
-        return keys.derived(self.key if step is None or step.attempt is not self else step.key, name)
+        return keys.derived(self.part.key, name)
 
     def step(
         self,
@@ -159,7 +158,13 @@ class Attempt:
 
         return Step(self, name, hint=hint, version=version)
 
-    # What follows is for the flow and the keeper.
+    # What follows is for the flow, the keeper and the outbox.
+
+    @property
+    def part(self) -> Attempt | Step:
+        """What runs here: a step of this attempt, or all of it."""
+        step = STEP.get(None)
+        return self if step is None or step.attempt is not self else step
 
     @property
     def deadline(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from tests.integration.outbox_helpers import (
 )
 from tests.servers.proxy import FaultProxy
 
-from effectonce import Message, Receiver
+from effectonce import Message, Receiver, current
 from effectonce.errors import ColourMismatch, StoreMismatch, StoreUnavailable, UsageError
 from effectonce.outbox import Event, Outbox, Relay
 from effectonce.outbox._database import Bell, Settlement
+from effectonce.outbox._events import new_id
 from effectonce.testing.clocks import wait_until
 
 ENGINES = ["sqlite", "postgres", "mariadb"]
@@ -125,6 +126,64 @@ def test_a_handler_that_runs_again_makes_the_same_ids(world: World) -> None:
     with world.transaction() as connection:
         writer = world.outbox.on(connection)
         assert writer.add("a", 1) != writer.add("a", 1)
+
+
+def test_a_step_that_is_not_run_again_leaves_its_ids_to_nobody(world: World, broker: Broker) -> None:
+    """A finished step is skipped when the handler runs again; the event after it is another one, and is published."""
+    crashes = iter([True, False])
+
+    def tell(what: str) -> None:
+        with world.transaction() as connection:
+            world.outbox.on(connection).add("orders", what, key="o-1")
+
+    def handle(message: Message) -> None:
+        current().step("reserve", tell, "reserved")
+        if next(crashes):
+            raise RuntimeError("crashed after the step")
+        tell("paid")
+
+    with Receiver("memory://") as receiver:
+        with pytest.raises(RuntimeError):
+            receiver.process(Message("m-1"), handle)
+        receiver.process(Message("m-1"), handle)
+    with world.relay(broker) as relay:
+        relay.run_once()
+    assert broker.payloads == ["reserved", "paid"]
+
+
+def test_a_step_that_is_tried_again_makes_the_same_ids(tmp_path: Path) -> None:
+    """What was counted in a run of it that failed does not count."""
+    world, ids = sqlite_world(tmp_path), list[str]()
+    with closing(world.database()) as database:
+        database.migrate()
+
+    def tell() -> None:
+        with closing(world.connect()) as connection:
+            ids.append(world.outbox.on(connection).add("orders", "reserved"))
+            if len(ids) == 1:
+                raise RuntimeError("rolled back")
+
+    def handle(message: Message) -> None:
+        with suppress(RuntimeError):
+            current().step("reserve", tell)
+        current().step("reserve", tell)
+
+    with Receiver("memory://") as receiver:
+        receiver.process(Message("m-1"), handle)
+    assert len(ids) == 2
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [(("a of b", "c"), ("a", "b of c")), (("a of b", None), ("a", "b ")), (("a ", "b"), ("a", " b"))],
+)
+def test_no_two_events_share_an_id(others: tuple[tuple[str, str | None], ...]) -> None:
+    """Wherever a topic ends and a key begins."""
+    ids: set[str] = set()
+    with Receiver("memory://") as receiver:
+        receiver.process(Message("m-1"), lambda _: ids.update(new_id(topic, key) for topic, key in others))
+    assert len(ids) == len(others)
 
 
 @pytest.mark.parametrize(
@@ -517,6 +576,22 @@ def test_a_running_relay_finds_new_events_and_stops(world: World, broker: Broker
     relay.stop()
     thread.join(20)
     assert not thread.is_alive()
+    relay.close()
+
+
+def test_a_relay_may_be_asked_while_it_works(world: World, broker: Broker) -> None:
+    """lag(), dead() and replay() on another thread are not in the way of the round that is under way."""
+    relay = world.relay(broker, batch=5)
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    for number in range(50):
+        world.add((str(number), "k"))
+        assert relay.lag().dead == relay.replay() == len(relay.dead()) == 0
+    wait_until(lambda: len(broker.got) == 50)
+    relay.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert broker.payloads == [str(number) for number in range(50)]
     relay.close()
 
 

@@ -123,6 +123,53 @@ def test_autocommit_is_an_error_that_explains(scene: Scene) -> None:
     assert scene.place.count("a") == 1
 
 
+@pytest.mark.parametrize("form", ["connection", "session"])
+def test_autocommit_below_sqlalchemy_is_found_out(scene: Scene, form: str) -> None:
+    """A driver that was told in connect_args to commit every statement, of which SQLAlchemy knows nothing."""
+    from sqlalchemy import create_engine, event, text
+    from sqlalchemy.orm import Session
+
+    driver = {"sqlite": "pysqlite", "postgresql": "psycopg", "mysql": "pymysql"}[scene.place.dialect]
+    alone = {"isolation_level": None} if driver == "pysqlite" else {"autocommit": True}
+    engine = create_engine(scene.place.sqlalchemy(driver), connect_args=alone)
+    insert = text(f"INSERT INTO {scene.place.effects} VALUES ('a')")
+
+    def process() -> int:
+        with engine.connect() if form == "connection" else Session(engine) as connection:
+            handled = scene.receiver.on(connection).process(
+                Message(id="a"), lambda _: connection.execute(insert).rowcount
+            )
+            connection.rollback()
+        return handled.value
+
+    with pytest.raises(UsageError, match="connect_args"):
+        process()
+    assert scene.place.count("a") == 0
+    if driver == "pysqlite":  # as SQLAlchemy's manual has it for SQLite: a listener begins
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        assert process() == 1
+        assert scene.place.count("a") == 0
+    engine.dispose()
+
+
+def test_autocommit_below_sqlalchemys_event_loop_is_found_out(scene: Scene) -> None:
+    """The same over asyncio's drivers."""
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    driver = {"sqlite": "aiosqlite", "postgresql": "psycopg", "mysql": "asyncmy"}[scene.place.dialect]
+    alone = {"isolation_level": None} if driver == "aiosqlite" else {"autocommit": True}
+
+    async def process() -> None:
+        engine = create_async_engine(scene.place.sqlalchemy(driver), connect_args=alone)
+        async with engine.connect() as connection, AsyncSession(engine) as session:
+            for each in (connection, session):
+                with pytest.raises(UsageError, match="connect_args"):
+                    await scene.receiver.on(each).aprocess(Message(id="a"), lambda _: 1)
+        await engine.dispose()
+
+    asyncio.run(process())
+
+
 def test_a_missing_table_is_not_made(scene: Scene) -> None:
     """The error names the command that makes it. On PostgreSQL the user's transaction is over, as with any error."""
     other = Place(scene.place.dialect, scene.place.url)

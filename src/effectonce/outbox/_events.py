@@ -1,8 +1,8 @@
 """An event on its way out: what is stored of it, what a publisher gets, and what a publisher answers.
 
 An event's id never changes. It is what a consumer, or the broker itself, recognises a repetition by, so it is made of
-nothing but what is the same when a handler runs again: the key of what is being handled, the topic, the event's key,
-and how many such events came before it.
+nothing but what is the same when a handler runs again: the key of what is being handled, or of the step that runs, the
+topic, the event's key, and how many such events came before it.
 """
 
 from __future__ import annotations
@@ -101,10 +101,14 @@ def new_id(topic: str, key: str | None) -> str:
     attempt = CURRENT.get(None)
     if attempt is None:
         return uuid4().hex
-    # Counted apart for each topic and key: a handler that publishes one more elsewhere shifts nobody's ids.
-    counters: dict[tuple[str, str | None], count[int]] = attempt.__dict__.setdefault("_outbox_ordinals", {})
+    # Counted apart for each topic and key: a handler that publishes one more elsewhere shifts nobody's ids. And apart
+    # for each step: one that is finished is not run again, and those after it must not be given its ids.
+    part = attempt.part
+    counters: dict[tuple[str, str | None], count[int]] = part.__dict__.setdefault("_outbox_ordinals", {})
     ordinal = next(counters.setdefault((topic, key), count()))
-    return keys.derived(attempt.key, f"{topic} {'' if key is None else 'of ' + key} #{ordinal}")
+    # A topic's blanks are doubled, so that it ends where the single one is.
+    name = f"{topic.replace(' ', '  ')} {'' if key is None else 'of ' + key} #{ordinal}"
+    return keys.derived(part.key, name)
 
 
 def encoded(payload: object) -> bytes:

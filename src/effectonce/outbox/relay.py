@@ -18,14 +18,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from .. import _blocking
 from .._durations import Duration, seconds
 from ..errors import StoreUnavailable, UsageError
 from ._batch import Poison, Retrying, Sorting, waves
-from ._database import Bell, Lag, open_database, reason_of
+from ._database import Bell, Database, Lag, open_database, reason_of
 from ._events import DeadEvent, Event, Publisher, Results
 from ._table import DEFAULT
 from .publishers import open_publisher
@@ -86,6 +88,7 @@ class Relay:
         if poison not in ("block", "skip"):
             raise UsageError(f'poison={poison!r} must be "block" or "skip".')
         self._database = open_database(database, table)
+        self._another = partial(open_database, database, table)
         self._publisher = open_publisher(publisher)
         self._batch, self._lease, self._blocks = batch, seconds(lease, "lease"), poison == "block"
         first, longest = (seconds(pause, "retry") for pause in retry)
@@ -137,21 +140,29 @@ class Relay:
 
     def lag(self) -> Lag:
         """How many events wait, how long the oldest has, and how many were given up."""
-        return self._database.lag()
+        with self._aside() as database:
+            return database.lag()
 
     def dead(self, limit: int = 100) -> list[DeadEvent]:
         """Events that were given up, oldest first, with the reason."""
-        return self._database.dead(limit)
+        with self._aside() as database:
+            return database.dead(limit)
 
     def replay(self, id: str | None = None) -> int:
         """Have a dead letter published after all; without an id, all of them. How many there were."""
-        replayed = self._database.replay(id)
+        with self._aside() as database:
+            replayed = database.replay(id)
         self.wake()
         return replayed
 
     def forget(self, id: str) -> bool:
         """Delete a dead letter. What it holds up goes on."""
-        return bool(self._database.forget(id))
+        with self._aside() as database:
+            return bool(database.forget(id))
+
+    def _aside(self) -> closing[Database]:
+        """A connection for one question: any thread may ask, while another is in the middle of a round."""
+        return closing(self._another())
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, ClassVar
 
 from ..errors import UsageError
@@ -20,13 +21,21 @@ STYLES: dict[str, Style] = {
     "qmark": "qmark", "format": "format", "pyformat": "format", "numeric_dollar": "numbered",
 }  # fmt: skip
 
+DRIVERS: dict[str, str] = {
+    "pysqlite": "_sqlite3:SQLite3", "aiosqlite": "_sqlite3:SQLite3", "pymysql": "_pymysql:PyMySQL",
+    "asyncmy": "_asyncmy:Asyncmy", "psycopg": "_psycopg:Psycopg", "psycopg_async": "_psycopg:AsyncPsycopg",
+}  # fmt: skip
+"""Those that can be told to commit by themselves, and who knows whether they were."""
+
 
 class _SQLAlchemy(Adapter):
     """What all four share. ``_owner`` is what the user has given."""
 
     how_to_begin: ClassVar[str] = (
-        'leave out isolation_level="AUTOCOMMIT"; SQLAlchemy begins by itself, or: with engine.begin() as connection: …'
+        'leave out isolation_level="AUTOCOMMIT", and what says the same to the driver in connect_args; SQLAlchemy '
+        "begins by itself, or: with engine.begin() as connection: …"
     )
+    _is_sure = False
 
     def __init__(self, owner: Any) -> None:
         self._is_session = not hasattr(owner, "exec_driver_sql")
@@ -51,6 +60,15 @@ class _SQLAlchemy(Adapter):
         chosen = self._bind.get_execution_options().get("isolation_level")
         return (chosen or getattr(self._bind.dialect, "_on_connect_isolation_level", None)) != "AUTOCOMMIT"
 
+    def _commits_alone(self, pooled: Any) -> bool:
+        """Whether the driver was told to have every statement committed, without a word to SQLAlchemy."""
+        found = DRIVERS.get(self._bind.dialect.driver)
+        if found is None:
+            return False
+        module, _, name = found.partition(":")
+        below: Adapter = getattr(import_module(f".{module}", __package__), name)(pooled.driver_connection)
+        return not below.in_transaction()
+
     @contextmanager
     def _living(self, name: str) -> Iterator[Any]:
         """A nested transaction to be released. If its flush fails, it is still there to be rolled back."""
@@ -72,7 +90,17 @@ class SQLAlchemy(_SQLAlchemy):
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         connection = self._owner.connection() if self._is_session else self._owner
+        if not self._is_sure:
+            self._make_sure(connection)
         return self._result(connection.exec_driver_sql(*translated(sql, values, self._style)))
+
+    def _make_sure(self, connection: Any) -> None:
+        if self._commits_alone(connection.connection):
+            if not connection.in_transaction():
+                connection.begin()  # as the statement would: a listener may do what the driver does not
+            if self._commits_alone(connection.connection):
+                raise self.commits_alone()
+        self._is_sure = True
 
     async def savepoint(self, name: str) -> None:
         self._nested[name] = self._owner.begin_nested()
@@ -93,7 +121,18 @@ class AsyncSQLAlchemy(_SQLAlchemy):
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         connection = await self._owner.connection() if self._is_session else self._owner
+        if not self._is_sure:
+            await self._make_sure(connection)
         return self._result(await connection.exec_driver_sql(*translated(sql, values, self._style)))
+
+    async def _make_sure(self, connection: Any) -> None:
+        below = connection.sync_connection.connection
+        if self._commits_alone(below):
+            if not connection.in_transaction():
+                await connection.begin()
+            if self._commits_alone(below):
+                raise self.commits_alone()
+        self._is_sure = True
 
     async def savepoint(self, name: str) -> None:
         self._nested[name] = await self._owner.begin_nested()

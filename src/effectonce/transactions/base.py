@@ -57,10 +57,14 @@ class Adapter(ABC):
     def check(self) -> None:
         """Raise unless a transaction is there for everything to be part of."""
         if not self.in_transaction():
-            raise UsageError(
-                "This connection commits every statement by itself, so that nothing could be atomic. Begin a "
-                f"transaction first: {self.how_to_begin}"
-            )
+            raise self.commits_alone()
+
+    def commits_alone(self) -> UsageError:
+        """What to say to who is in no transaction."""
+        return UsageError(
+            "This connection commits every statement by itself, so that nothing could be atomic. Begin a "
+            f"transaction first: {self.how_to_begin}"
+        )
 
     @abstractmethod
     async def execute(self, sql: str, values: Values = ()) -> Result:
