@@ -72,6 +72,14 @@ def ignore(name: str) -> None:
     raise Ignore
 
 
+@app.task(base=Once, name="pages", bind=True)
+def pages(self: Any, name: str, page: int, last: int) -> str:
+    tasks.note("runs", f"{name} {page}")
+    if page < last:
+        raise self.replace(self.s(name, page + 1, last))
+    return f"{name}, {page} pages"
+
+
 @app.task(base=Once, name="total")
 def total(numbers: list[int]) -> int:
     tasks.note("runs", f"total {numbers}")

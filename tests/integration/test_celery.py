@@ -183,6 +183,15 @@ def test_an_ignored_task_is_ignored_again(site: Site) -> None:
     assert site.noted("runs") == ["i"]
 
 
+def test_a_task_that_replaces_itself_goes_on(site: Site) -> None:
+    """What takes a task's place has its id, and is no repetition of it; a repetition of the first goes nowhere."""
+    site.send("pages", "book", 1, 3, id="p-1")
+    assert site.result("p-1") == "book, 3 pages"
+    site.send("pages", "book", 1, 3, id="p-1")
+    site.until(lambda: site.ended() >= 4, what="The repetition")
+    assert site.noted("runs") == ["book 1", "book 2", "book 3"]
+
+
 @BROKERS
 def test_a_task_that_takes_its_worker_along_is_given_up(site: Site) -> None:
     """It is delivered again after each crash, until its attempts are used up: then it fails, and says so."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from .. import keys
 from .._messages import Message
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
 
 def _is_another_try(error: BaseException) -> bool:
     return isinstance(error, Retry | Reject)
+
+
+def _id_of(request: Any) -> str:
+    """The task id. What ``self.replace`` has put in a task's place inherits it, and is another message."""
+    nesting = request.get("replaced_task_nesting")
+    return keys.composite("replaced", request.id, int(nesting)) if nesting else str(request.id)
 
 
 class IdempotentTask(CeleryTask):  # type: ignore[misc]
@@ -82,7 +89,7 @@ class IdempotentTask(CeleryTask):  # type: ignore[misc]
         if request.called_directly:
             return super().__call__(*args, **kwargs)
         # Arguments are not compared: self.retry(args=...) may change them under the same id.
-        message = Message(request.id, None, None, str(self.name))
+        message = Message(_id_of(request), None, None, str(self.name))
         times = int(request.get(TIMES) or 1)
         found = self._tasks.run(Task(message, self.run, args, kwargs, times))
         if isinstance(found, Later):
