@@ -170,6 +170,26 @@ def test_autocommit_below_sqlalchemys_event_loop_is_found_out(scene: Scene) -> N
     asyncio.run(process())
 
 
+def test_a_local_cache_holds_nothing_that_may_be_rolled_back(scene: Scene) -> None:
+    """A duplicate in the same transaction is answered by a record that nobody has committed: after a rollback it runs."""
+    message, policy = Message(id="a"), Policy(local_cache=10)
+
+    def twice(connection: Any) -> list[str]:
+        on, handler = scene.receiver.on(connection), scene.handler(connection)
+        return [
+            on.process(message, handler, policy=policy).status,
+            *(outcome.status for outcome in on.process_batch([message], handler, policy=policy)),
+            on.process(message, handler, policy=policy).status,
+        ]
+
+    with scene.transaction() as connection:
+        assert twice(connection) == ["executed", "replayed", "replayed"]
+        connection.rollback()
+    with scene.transaction() as connection:
+        assert twice(connection) == ["executed", "replayed", "replayed"]
+    assert scene.place.count("a") == 1
+
+
 def test_a_missing_table_is_not_made(scene: Scene) -> None:
     """The error names the command that makes it. On PostgreSQL the user's transaction is over, as with any error."""
     other = Place(scene.place.dialect, scene.place.url)

@@ -184,6 +184,10 @@ class AtomicFlow(Flow):
         self.close(attempt, outcome)
         return outcome
 
+    def replay(self, call: Call, record: Record, seconds_left: float = 0.0) -> Outcome[Any]:
+        """Answer a duplicate. It is not cached either: the record may be this transaction's own, and undone with it."""
+        return super().replay(call, record)
+
     async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
         """Undo what the handler did and record what its error means. Whatever goes wrong here, the error is told."""
         name = cast("AtomicAttempt", attempt).savepoint
