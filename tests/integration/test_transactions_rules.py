@@ -171,7 +171,7 @@ def test_autocommit_below_sqlalchemys_event_loop_is_found_out(scene: Scene) -> N
 
 
 def test_a_local_cache_holds_nothing_that_may_be_rolled_back(scene: Scene) -> None:
-    """A duplicate in the same transaction is answered by a record that nobody has committed: after a rollback it runs."""
+    """A duplicate in the same transaction is answered by what nobody has committed: after a rollback it runs."""
     message, policy = Message(id="a"), Policy(local_cache=10)
 
     def twice(connection: Any) -> list[str]:
