@@ -26,6 +26,8 @@ from effectonce.testing.clocks import wait_until
 CLIENTS = pytest.mark.parametrize("name", ["confluent", "confluent_aio", "aiokafka"])
 PARTITIONS = 3
 GROUP = "billing"
+LARGEST = 1_048_588
+"""Bytes that the broker takes at once."""
 
 
 # Offsets, without a broker
@@ -83,7 +85,14 @@ class Topic:
         topics = [NewTopic(name, partitions, 1), NewTopic(f"{name}.dead", 1, 1)]
         for made in self._admin.create_topics(topics).values():
             made.result(20)
-        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 0, "log_level": 0})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 0,
+                "log_level": 0,
+                "message.max.bytes": LARGEST,
+            }
+        )
         self._looker = Consumer(self.configuration | {"enable.auto.commit": False})
 
     @property
@@ -214,6 +223,23 @@ def test_bad_records_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str,
     reasons = ["undecodable", "invalid_id", "invalid_id", "future", "too_large", "mismatch"]
     assert [letter["dead-reason"].decode() for letter in letters] == reasons
     assert (letters[0][""], letters[0]["trace"], letters[0]["id"]) == (b"{", b"t-1", b"undecodable")
+
+
+@CLIENTS
+def test_a_bad_record_as_large_as_can_be_is_put_aside_in_parts(name: str, topic: Topic) -> None:
+    """Together with the reason it is larger than a record may be. It must not stop its partition for ever."""
+    body = b"{" * (LARGEST - 300)
+    topic.produce("large", body, partition=0)
+    topic.produce("good", partition=0)
+    topic.flush()
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, topic, receiver, lambda m: ran.append(m.id), topic.is_done)
+    assert ran == ["good"]
+    letters = topic.letters()
+    assert [letter["dead-part"] for letter in letters] == [b"1/2", b"2/2"]
+    assert [letter["dead-reason"] for letter in letters] == [b"undecodable"] * 2
+    assert b"".join(letter[""] for letter in letters) == body
 
 
 @CLIENTS

@@ -141,6 +141,50 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(nats: Any
     assert ran == ["good-1", "placed"]
 
 
+def test_a_bad_message_as_large_as_can_be_is_put_aside_in_parts(nats: Any, stream: str) -> None:
+    """With the reason it is larger than the server takes, which would close the connection, again and again."""
+    ran: list[str] = []
+
+    async def handler(message: Message) -> None:
+        ran.append(message.id)
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            body = b"{" * (context._nc.max_payload - 10)
+            await publish(context, stream, None, body)
+            await publish(context, stream, "good")
+            consumer = consumer_of(context, stream, receiver)
+
+            async def is_empty() -> bool:
+                return bool(ran) and await unacknowledged(context, stream) == 0
+
+            await until(consumer, handler, is_empty)
+            found = [await context.get_msg(f"{stream}-dead", number) for number in (1, 2)]
+        assert [(each.headers or {})["dead-part"] for each in found] == ["1/2", "2/2"]
+        assert b"".join(each.data or b"" for each in found) == body
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+    assert ran == ["good"]
+
+
+def test_two_consumers_of_a_stream_put_aside_the_same_message(nats: Any, stream: str) -> None:
+    """Each its own letter: the broker must not take the second for a repetition of the first."""
+
+    async def handler(message: Message) -> None:
+        raise AssertionError
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            await publish(context, stream, "bad", b"{")
+            for durable in ("email", "sms"):
+                await consumer_of(context, stream, receiver, durable=durable).arun_once(handler)
+            assert [letter["dead-reason"] for letter in await letters(context, stream)] == ["undecodable"] * 2
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+
+
 def test_what_the_server_stamped_in_the_future_and_a_missing_id_are_put_aside(nats: Any, stream: str) -> None:
     """One of two clocks is wrong, so nobody can tell how old it is; and an id that was asked for has to be there."""
     ran: list[str] = []

@@ -12,10 +12,13 @@ from aiokafka.errors import CommitFailedError, KafkaError  # type: ignore[import
 from ..errors import StoreUnavailable, UsageError
 from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
-from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, plan
+from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, pieces, plan
 
 if TYPE_CHECKING:
     from ._cursor_mode import Cursors
+
+LARGEST = 1 << 20
+"""What a producer sends at most, unless it is told otherwise."""
 
 
 class AioKafka:
@@ -146,13 +149,12 @@ class AioKafka:
                 self._pauses.rest(place, now + delay)
 
     async def _put_aside(self, letters: list[tuple[Delivery, DeadLetter]]) -> None:
+        largest = getattr(self._producer, "_max_request_size", LARGEST)
         for delivery, letter in letters:
             record: Record = delivery.handle
-            told = [(name, text.encode()) for name, text in labels(letter, delivery).items()]
             topic = self._dead or f"{record.place.topic}.dead"
-            await self._producer.send_and_wait(
-                topic, record.value, key=record.key, headers=[*record.headers, *told]
-            )
+            for value, headers in pieces(record, labels(letter, delivery), largest):
+                await self._producer.send_and_wait(topic, value, key=record.key, headers=headers)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Ask for something, so that the group sees that we live; but for nothing that we would have to take."""

@@ -17,7 +17,7 @@ from ..errors import MissingExtra, StoreUnavailable, UsageError
 from ._consumer import done
 from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
-from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, plan
+from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, pieces, plan
 
 try:
     import confluent_kafka as kafka
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 DELIVERY_SECONDS = 30.0
 ASK_SECONDS = 10.0
+LARGEST = 1_000_000
+"""What a producer sends at most, unless it is told otherwise."""
 OF_CONSUMERS = (
     "group.",
     "enable.auto.",
@@ -217,9 +219,14 @@ class Confluent:
     def _produce_letters(self, letters: list[tuple[Delivery, DeadLetter]], **more: Any) -> None:
         for delivery, letter in letters:
             record: Record = delivery.handle
-            headers: list[Any] = [*record.headers, *labels(letter, delivery).items()]
             topic = self._dead or f"{record.place.topic}.dead"
-            self._producer.produce(topic, record.value, record.key, headers=headers, **more)
+            for value, headers in pieces(record, labels(letter, delivery), self.largest):
+                self._producer.produce(topic, value, record.key, headers=headers, **more)
+
+    @property
+    def largest(self) -> int:
+        """How many bytes a record may have that is produced here."""
+        return int(self._configuration.get("message.max.bytes", LARGEST))
 
     def _of_producers(self) -> dict[str, Any]:
         return {k: v for k, v in self._configuration.items() if not k.startswith(OF_CONSUMERS)}

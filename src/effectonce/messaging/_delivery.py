@@ -51,6 +51,8 @@ SHORTEST_DELAY: Final = 0.05
 EXTEND_SHARE: Final = 3.0
 """A broker's deadline is extended after a third of it, as a lease is: two extensions may fail."""
 LONGEST_DETAIL: Final = 500
+LEAST_ROOM: Final = 1 << 15
+"""What a dead letter has room for at least: whose own headers leave less is beyond help."""
 WEEK_SECONDS: Final = 7 * 86_400.0
 DONE: Final = ("executed", "replayed")
 """What lets the next message of a group begin."""
@@ -306,6 +308,18 @@ def labels(letter: DeadLetter, delivery: Delivery) -> dict[str, str]:
         "dead-first-seen": "" if sent is None else _written(sent),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def parts(body: bytes, room: int) -> list[tuple[dict[str, str], bytes]]:
+    """The body of a dead letter, and what to say of it: one that is too large with all that is told comes in parts."""
+    room = max(room, LEAST_ROOM)
+    count = -(-len(body) // room)
+    if count <= 1:
+        return [({}, body)]
+    return [
+        ({"dead-part": f"{number + 1}/{count}"}, body[number * room : (number + 1) * room])
+        for number in range(count)
+    ]
 
 
 def _written(seconds: float) -> str:

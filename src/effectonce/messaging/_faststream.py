@@ -109,7 +109,9 @@ class JetStream(Kind):
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         from nats.js.errors import NotFoundError
 
-        raw, about = delivery.handle.raw_message, _metadata(delivery.handle)
+        from .nats import put_aside
+
+        raw = delivery.handle.raw_message
         context = raw._client.jetstream()
         if where not in self._made:
             try:
@@ -117,9 +119,7 @@ class JetStream(Kind):
             except NotFoundError:
                 await context.add_stream(name=where.replace(".", "-"), subjects=[where])
             self._made.add(where)
-        headers = dict(raw.headers or {}) | labels(letter, delivery)
-        headers[MSG_ID] = f"dead:{about.stream}:{about.sequence.stream}"
-        await context.publish(where, delivery.body, headers=headers)
+        await put_aside(context, where, raw, delivery, letter)
 
     async def put_off(self, delay: float) -> Mapping[str, Any]:
         return {"delay": delay}

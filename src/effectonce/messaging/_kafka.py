@@ -7,10 +7,10 @@ absorbed by their claims.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place, parts
 
 WAIT_SECONDS: Final = 1.0
 DEFAULT_POLL_SECONDS: Final = 300.0
@@ -19,6 +19,8 @@ DEFAULT_POLL_SECONDS: Final = 300.0
 
 AROUND: Final = 512
 """Bytes that a record needs besides what is in it, at most."""
+AROUND_HEADER: Final = 10
+"""And a header: the lengths of its name and its value."""
 
 
 class Place(NamedTuple):
@@ -75,6 +77,19 @@ def delivery_of(record: Record, wanted: Any) -> Delivery:
 def decoding(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same, but for tombstones: a record without a value is one with the payload None."""
     return lambda value: None if value is None else decode(value)
+
+
+def pieces(
+    record: Record, told: Mapping[str, str], largest: int
+) -> Iterator[tuple[bytes | None, list[tuple[str, Any]]]]:
+    """The value and headers of a dead letter. What is too large with all that is told comes in parts, in order."""
+    headers = [*record.headers, *((name, text.encode()) for name, text in told.items())]
+    size = sum(len(name.encode()) + len(value or b"") + AROUND_HEADER for name, value in headers)
+    if record.value is None:
+        yield None, headers
+        return
+    for more, value in parts(record.value, largest - size - len(record.key or b"") - AROUND):
+        yield value, [*headers, *((name, text.encode()) for name, text in more.items())]
 
 
 class Plan(NamedTuple):

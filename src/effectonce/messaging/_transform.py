@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("effectonce.messaging")
 
 TRANSACTION_SECONDS: Final = 60.0
-LARGEST: Final = 1_000_000
-"""What a producer sends at most, unless it is told otherwise."""
 
 
 class Outputs:
@@ -132,11 +130,6 @@ class Transforming(Confluent):
             )
         self._own, self._rebalances = own, 0
         self._generation: Any = None
-
-    @property
-    def largest(self) -> int:
-        """How many bytes an output may have."""
-        return int(self._configuration.get("message.max.bytes", LARGEST))
 
     async def open(self) -> None:
         self._producer = Producer(self._of_producers() | self._own)

@@ -24,7 +24,7 @@ from ..errors import MissingExtra, StoreUnavailable, UsageError
 from . import _consumer
 from ._consumer import Options
 from ._cursor import check_end
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place, parts
 
 try:
     from nats.errors import Error
@@ -45,6 +45,8 @@ WAIT_SECONDS = 1.0
 ACK_SECONDS = 5.0
 DEFAULT_ACK_WAIT = 30.0
 """JetStream's own."""
+AROUND, ROOM_FOR_PART = 4, 128
+"""Bytes of a header besides its name and value, and of what is told of a part besides."""
 
 
 class Consumer(_consumer.Consumer):
@@ -156,20 +158,11 @@ class _Stream:
                 case Nack(delay=delay):
                     await delivery.handle.nak(delay)
                 case DeadLetter():
-                    await self._put_aside(delivery, verdict)
+                    await put_aside(self._context, self._dead, delivery.handle, delivery, verdict)
                     await delivery.handle.term()
         await self._confirmed.acknowledge(
             [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack)]
         )
-
-    async def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
-        message: Msg = delivery.handle
-        headers = dict(message.headers or {}) | labels(letter, delivery)
-        if MSG_ID in headers:
-            headers["dead-msg-id"] = headers[MSG_ID]
-        # Its own id at the broker: two letters of one id, with different payloads, must not be taken for one.
-        headers[MSG_ID] = f"dead:{delivery.source}:{message.metadata.sequence.stream}"
-        await self._context.publish(self._dead, message.data, headers=headers)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -182,6 +175,23 @@ class _Stream:
         confirmed, self._confirmed = self._confirmed, None
         if confirmed is not None:
             await confirmed.close()
+
+
+async def put_aside(
+    context: JetStreamContext, subject: str, message: Msg, delivery: Delivery, letter: DeadLetter
+) -> None:
+    """Publish a dead letter; in parts, if it is too large for the server together with what is told of it."""
+    about = message.metadata
+    headers = dict(message.headers or {}) | labels(letter, delivery)
+    if MSG_ID in headers:
+        headers["dead-msg-id"] = headers[MSG_ID]
+    # Its own id at the broker: two letters of one id, with different payloads, must not be taken for one. Nor must
+    # those of two consumers of one stream.
+    own = f"dead:{about.consumer}:{about.stream}:{about.sequence.stream}"
+    told = sum(len(name.encode()) + len(text.encode()) + AROUND for name, text in headers.items())
+    for more, body in parts(message.data, context._nc.max_payload - told - ROOM_FOR_PART - len(own)):
+        headers |= more | {MSG_ID: "/".join((own, *more.values()))}
+        await context.publish(subject, body, headers=headers)
 
 
 class _Confirmed:
