@@ -22,15 +22,18 @@ def main(url: str) -> None:
         except httpx.HTTPStatusError as refused:
             if refused.response.status_code != 410:
                 raise
-            print("The session is over. Look into these before you say journal.forget():")
+            print(
+                "The session is over. Look into these, say journal.settle(…) of each, and journal.forget():"
+            )
             sys.exit("\n".join(entry.name or "" for entry in journal.in_doubt()))
     for entry in session.in_doubt():
         print(f"in doubt {entry.name}", flush=True)
     with httpx.Client(transport=SessionTransport(session), headers=WHO, base_url=url) as client:
         for invoice, cents in INVOICES.items():
             try:
-                session.answer_to(invoice)
-                continue  # paid before
+                if (status := session.answer_to(invoice)) != 201:
+                    print(f"refused {invoice}: {status}")  # an answer, too, and never another one
+                continue
             except KeyError:
                 pass
             print(f"sending {invoice}", flush=True)

@@ -308,6 +308,41 @@ def test_a_restarted_program_finds_its_numbers_by_name(shop: Shop, tmp_path: Pat
     assert (session.in_doubt(), len(shop.charges)) == ([], 1)
 
 
+@pytest.mark.parametrize("over", ["resumed by another", "ended"])
+def test_a_refusal_by_the_session_is_no_answer_to_a_request(shop: Shop, tmp_path: Path, over: str) -> None:
+    """The journal says that it is in doubt, and whoever goes on with the session sends it again."""
+    plain = httpx.WSGITransport(shop.wsgi())
+
+    class Deaf(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            raise httpx.ConnectError("lost")
+
+    def started() -> ClientSession:
+        with httpx.Client(transport=plain, base_url="http://shop", headers=ADA) as client:
+            return http_session("/session", client, journal=Journal(tmp_path / "session.db"))
+
+    def pay(session: ClientSession, inner: httpx.BaseTransport) -> httpx.Response:
+        brief = Rules(backoff="1ms", longest="1ms", budget="100ms")
+        transport = SessionTransport(session, inner, rules=brief)
+        with httpx.Client(transport=transport, base_url="http://shop", headers=ADA) as client:
+            return client.post("/pay", json=7, extensions={"effectonce_name": "invoice-7"})
+
+    first = started()
+    with pytest.raises(httpx.ConnectError) as error:
+        pay(first, Deaf())
+    assert any("session.give_up(1)" in note for note in error.value.__notes__)
+    if over == "ended":
+        shop.sessions.end(first.client, scope="ada")
+        assert pay(first, plain).status_code == 410
+        assert [entry.name for entry in first.in_doubt()] == ["invoice-7"]
+        return
+    second = started()
+    assert pay(first, plain).json()["code"] == "client-fenced"
+    assert [entry.name for entry in second.in_doubt()] == ["invoice-7"]
+    assert pay(second, plain).json() == {"charge": 1}
+    assert (second.answer_to("invoice-7"), second.in_doubt()) == (201, [])
+
+
 def test_httpx_on_an_event_loop(shop: Shop, tmp_path: Path) -> None:
     """Many at once, more than the window; each happens once, and what waits for room does not block the loop."""
 

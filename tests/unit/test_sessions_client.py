@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -34,7 +35,10 @@ def test_numbers_follow_one_another_and_the_mark_is_below_what_is_waited_for() -
     session.done(one)
     assert session.again(three) == three._replace(acked=2)
     session.give_up(three)
-    assert (session.acked, session.begin().number) == (3, 4)
+    four = session.begin()
+    assert (session.acked, four.number) == (3, 4)
+    session.give_up(4)
+    assert session.acked == 4
 
 
 def test_a_full_window_is_waited_for() -> None:
@@ -146,6 +150,74 @@ def test_a_twin_on_the_same_journal_counts_no_further(journal: Journal) -> None:
     with pytest.raises(Fenced, match="resumed"):
         first.begin()
     assert second.begin().number == 2
+
+
+def test_a_twin_of_the_same_epoch_counts_no_further(journal: Journal) -> None:
+    """It would not know the other's numbers, and acknowledge what the other waits for."""
+    first, second = (ClientSession(OPENED, journal=journal) for _ in range(2))
+    assert first.begin().number == 1
+    with pytest.raises(Fenced, match="Another ClientSession"):
+        second.begin()
+    assert (first.begin().number, len(journal.in_doubt())) == (2, 2)
+
+
+def test_a_fenced_client_settles_nothing_in_the_journal(journal: Journal) -> None:
+    """What it was told is not what its successor waits for."""
+    first = ClientSession(OPENED, journal=journal)
+    request = first.begin("a", name="invoice")
+    second = ClientSession(OPENED._replace(epoch=2), journal=journal)
+    with pytest.raises(Fenced, match="resumed"):
+        first.done(request, "late")
+    with pytest.raises(Fenced, match="resumed"):
+        first.give_up(request)
+    assert [entry.name for entry in second.in_doubt()] == ["invoice"]
+
+
+def test_a_forked_process_needs_a_session_of_its_own() -> None:
+    """Else parent and child would give one number to two requests, and one of them would never happen."""
+    session = ClientSession(OPENED)
+    request = session.begin()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for again in (False, True):
+            try:
+                session.again(request) if again else session.begin()
+            except UsageError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert session.begin().number == 2
+
+
+def test_threads_that_begin_one_name_get_one_number(journal: Journal) -> None:
+    """Whoever comes first, also when they waited for room."""
+    session = ClientSession(OPENED._replace(window=1), journal=journal)
+    first = session.begin()
+    got: list[Request] = []
+    threads = [threading.Thread(target=lambda: got.append(session.begin("a", name="a"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    session.done(first)
+    for thread in threads:
+        thread.join(30)
+    assert [request.number for request in got] == [2, 2, 2, 2]
+
+
+def test_a_session_that_is_over_is_settled_by_hand_in_its_journal(journal: Journal) -> None:
+    """There is no session to say it to; then the journal is free for another one."""
+    session = ClientSession(OPENED, journal=journal)
+    session.begin("a", name="paid")
+    session.begin("b", name="not paid")
+    with pytest.raises(UsageError, match=r"settle\(entry.number"):
+        journal.forget()
+    paid, not_paid = journal.in_doubt()
+    journal.settle(paid.number, "by the books")
+    journal.settle(not_paid.number, given_up=True)
+    journal.forget()
+    session = ClientSession(OPENED._replace(client="d" * 32), journal=journal)
+    assert session.answer_to("paid") == "by the books"
+    assert session.begin("b", name="not paid").number == 1
 
 
 def test_a_journal_belongs_to_one_session(journal: Journal, tmp_path: Path) -> None:

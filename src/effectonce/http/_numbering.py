@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 from ..errors import UsageError
 from ..sessions import ClientSession, Request
 from ..sessions._request import CLIENT, NUMBER
-from ._retrying import Answer, Rules
+from ._retrying import Answer, Rules, problem_in
+
+REFUSALS = frozenset({"session-expired", "request-stale", "client-fenced", "request-invalid"})
+"""Codes of the session's own answers: this try did nothing, and what became of an earlier one they do not say."""
 
 
 class Numbering:
@@ -48,7 +51,7 @@ class Numbering:
 
     def settle(self, request: Request, answer: Answer) -> None:
         """Acknowledge an answer that says what became of a request; else it stays outstanding."""
-        if self.rules.settles(answer):
+        if self.rules.settles(answer) and problem_in(answer)[0] not in REFUSALS:
             self.session.done(request, answer.status)
 
     @contextmanager
@@ -59,6 +62,6 @@ class Numbering:
         except Exception as error:
             error.add_note(
                 f"Request {request.number} of the session has no answer. Send the same request object, or the same "
-                "name, again to find out; or say session.give_up(request)."
+                f"name, again to find out; or say session.give_up({request.number})."
             )
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ WAIT_SECONDS: Final = 60.0
 
 
 class ClientSession:
-    """The numbers of one session, safe to share between threads.
+    """The numbers of one session, safe to share between threads; a process that was forked needs one of its own.
 
     opened    what the server gave: ``sessions.open()``, or the answer to a POST to the server's session path
     journal   a ``Journal``, so that a restarted program goes on with the same numbers and knows what is in doubt
@@ -34,12 +35,13 @@ class ClientSession:
                 "journal=, or open a new session."
             )
         self._journal = journal
-        self._outstanding: dict[int, Any] = {}
+        self._outstanding: dict[int, str | None] = {}  # with their names
         self._next = opened.acked + 1
         self._changed = threading.Condition()
+        self._process = os.getpid()
         if journal is not None:
             self._next = journal.begin_session(opened)
-            self._outstanding = dict.fromkeys(entry.number for entry in journal.in_doubt())
+            self._outstanding = {entry.number: entry.name for entry in journal.in_doubt()}
 
     @property
     def acked(self) -> int:
@@ -71,26 +73,31 @@ class ClientSession:
 
     def begin(self, payload: Any = None, *, name: str | None = None, wait: float = WAIT_SECONDS) -> Request:
         """A new request with the next number; waits while the window is full. By ``name`` the journal knows it."""
-        if name is not None:
+        self._check_process()
+        with self._changed:
             known = self._known(name, payload)
+            if known is None and not self._has_room():
+                if not self._changed.wait_for(lambda: self._has_room() or self._is_begun(name), wait):
+                    raise WindowExceeded(
+                        f"{len(self._outstanding)} requests are waited for, from {self._acked() + 1} on. Wait for "
+                        "answers, send unanswered ones again, or give them up.",
+                        window=self.window,
+                    )
+                known = self._known(name, payload)  # another thread may have begun it meanwhile
             if known is not None:
                 return known
-        with self._changed:
-            if not self._changed.wait_for(self._has_room, wait):
-                raise WindowExceeded(
-                    f"{len(self._outstanding)} requests are waited for, from {self._acked() + 1} on. Wait for answers, "
-                    "send unanswered ones again, or give them up.",
-                    window=self.window,
-                )
             number = self._next
             if self._journal is not None:
-                number = self._journal.begin(self.epoch, name, _asked(payload), payload)
+                self._journal.begin(self.epoch, number, name, _asked(payload), payload)
             self._next = number + 1
-            self._outstanding[number] = None
+            self._outstanding[number] = name
+            if name is not None:
+                self._changed.notify_all()  # who waits to begin the same needs no room
             return Request(self.client, number, self._acked(), payload, self.epoch)
 
     def again(self, request: Request) -> Request:
         """The same request for another try, with what is acknowledged by now."""
+        self._check_process()
         with self._changed:
             if request.number not in self._outstanding:
                 raise UsageError(
@@ -102,9 +109,10 @@ class ClientSession:
         """The answer is here: from now on the server may forget it. A named one's is in the journal."""
         self._settle(request.number, answer, given_up=False)
 
-    def give_up(self, request: Request | Entry) -> None:
-        """Wait for it no longer. It may have happened or not; it will not happen from now on, once that is told."""
-        self._settle(request.number, None, given_up=True)
+    def give_up(self, request: Request | Entry | int) -> None:
+        """Wait for it, or for its number, no longer. It may have happened or not; once that is told it will not."""
+        number = request if isinstance(request, int) else request.number
+        self._settle(number, None, given_up=True)
 
     @contextmanager
     def request(
@@ -131,7 +139,17 @@ class ClientSession:
             if self._journal is not None:
                 self._journal.begin_session(opened)
 
-    def _known(self, name: str, payload: Any) -> Request | None:
+    def _check_process(self) -> None:
+        """Two processes that count for one client would give one number to two requests."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                "This session was made before its process forked, and the other one counts on with its numbers. Open a "
+                "session of its own in each process, after the fork."
+            )
+
+    def _known(self, name: str | None, payload: Any) -> Request | None:
+        if name is None:
+            return None
         if self._journal is None:
             raise UsageError(f"The request is named {name!r}, but this session has no journal=.")
         entry = self._journal.get(keys.check_id(name))
@@ -144,17 +162,19 @@ class ClientSession:
                 f"{name!r} was answered as request {entry.number}, and must not be sent again. answer_to({name!r}) is "
                 "its answer."
             )
-        with self._changed:
-            return Request(self.client, entry.number, self._acked(), payload, self.epoch)
+        return Request(self.client, entry.number, self._acked(), payload, self.epoch)
 
     def _settle(self, number: int, answer: Any, given_up: bool) -> None:
         with self._changed:
             if number not in self._outstanding:
                 return
             if self._journal is not None:
-                self._journal.settle(number, answer, given_up)
+                self._journal.settle(number, answer, given_up, self.epoch)
             del self._outstanding[number]
             self._changed.notify_all()
+
+    def _is_begun(self, name: str | None) -> bool:
+        return name is not None and name in self._outstanding.values()
 
     def _acked(self) -> int:
         return min(self._outstanding, default=self._next) - 1

@@ -9,6 +9,7 @@ first one.
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any, Final, NamedTuple
 
 from .. import codec
@@ -73,26 +74,34 @@ class Journal(JournalFile):
             )
         return int(following)
 
-    def begin(self, epoch: int, name: str | None, asked: bytes, payload: Any) -> int:
-        """The number of a request that is about to be sent. Durable on return."""
+    def begin(self, epoch: int, number: int, name: str | None, asked: bytes, payload: Any) -> None:
+        """Write down a request that is about to be sent. Durable on return."""
         data = None if payload is None else codec.encode(payload)
         with self.writing() as file:
-            counted = "UPDATE session SET next = next + 1 WHERE epoch = ? RETURNING next - 1"
-            row = file.execute(counted, (epoch,)).fetchone()
-            if row is None:
+            self._check(file, epoch)
+            # Who does not know all numbers that are waited for would acknowledge those of others.
+            counted = "UPDATE session SET next = next + 1 WHERE next = ?"
+            if not file.execute(counted, (number,)).rowcount:
                 raise Fenced(
-                    f"Another process has resumed the session of {self.path.name}, and goes on with it."
+                    f"Another ClientSession goes on with the session of {self.path.name}, or this one was interrupted "
+                    "while it wrote. Let threads share one; resume the session to go on with what is in the journal."
                 )
             file.execute(
                 "INSERT INTO requests (number, name, asked, payload) VALUES (?, ?, ?, ?)",
-                (row[0], name, asked, data),
+                (number, name, asked, data),
             )
-        return int(row[0])
 
-    def settle(self, number: int, answer: Any, given_up: bool) -> None:
-        """It is answered, or given up. A named one that is answered stays, so that it is never sent again."""
+    def settle(
+        self, number: int, answer: Any = None, given_up: bool = False, epoch: int | None = None
+    ) -> None:
+        """It is answered, or given up. A named one that is answered stays, so that it is never sent again.
+
+        For people, when its session is over: without an ``epoch`` nobody asks who says so.
+        """
         data = None if answer is None else codec.encode(answer)
         with self.writing() as file:
+            if epoch is not None:
+                self._check(file, epoch)
             if not given_up:
                 file.execute(
                     "UPDATE requests SET done = 1, answer = ?, payload = NULL WHERE number = ?",
@@ -119,9 +128,18 @@ class Journal(JournalFile):
                 return
             doubts = file.execute("SELECT count(*) FROM requests WHERE done = 0").fetchone()[0]
             if doubts:
-                raise UsageError(f"{doubts} requests in {self.path.name} are in doubt. Settle them first.")
+                raise UsageError(
+                    f"{doubts} requests in {self.path.name} are in doubt. Find out what became of each in in_doubt(), "
+                    "and say settle(entry.number, answer), or settle(entry.number, given_up=True) if it never happened."
+                )
             file.execute("UPDATE requests SET number = NULL")  # the next session begins to count anew
             file.execute("DELETE FROM session")
+
+    def _check(self, file: sqlite3.Connection, epoch: int) -> None:
+        """The journal is its session's last epoch's."""
+        row = file.execute("SELECT epoch FROM session").fetchone()
+        if row is None or row[0] != epoch:
+            raise Fenced(f"Another process has resumed the session of {self.path.name}, and goes on with it.")
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
