@@ -391,5 +391,6 @@ def test_a_consumer_that_commits_by_itself_is_refused() -> None:
             messaging_kafka.Consumer({}, "t", receiver=receiver)
         with pytest.raises(UsageError, match="enable_auto_commit=False"):
             asyncio.run(with_aiokafka(receiver))
-        with pytest.raises(UsageError, match="neither"):
-            messaging_kafka.Consumer("localhost", "t", receiver=receiver)
+        with pytest.raises(UsageError, match="neither") as refused:
+            messaging_kafka.Consumer("kafka://shop:secret@localhost", "t", receiver=receiver)
+    assert "secret" not in str(refused.value), "a URL has a password"

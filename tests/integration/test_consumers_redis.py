@@ -341,6 +341,37 @@ def test_a_lost_group_is_made_again(client: redis.Redis, stream: str) -> None:
     assert client.xinfo_consumers(stream, GROUP) == [], "its name goes with it"
 
 
+def test_a_client_with_little_patience_is_not_made_to_wait_longer(
+    valkey: Any, stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty stream would look like a server that is away, and the consumer would rest, longer each time."""
+    with (
+        redis.Redis.from_url(url_of(valkey), socket_timeout=0.4) as client,
+        Receiver("memory://") as receiver,
+    ):
+        consumer = consumer_of(client, stream, receiver, idle="1m")
+        assert consumer.run_once(print) == 0
+    assert caplog.records == []
+
+
+def test_processes_that_fork_have_a_name_each(
+    client: redis.Redis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends removes its name, and with it all that was delivered under it."""
+    with Receiver("memory://") as receiver:
+        consumer = consumer_of(client, stream, receiver)
+        names: list[str] = []
+        for process in (1, 2):
+            monkeypatch.setattr(
+                "effectonce.messaging.redis_streams.os.getpid", lambda process=process: process
+            )
+            add(client, stream, f"o-{process}")
+            consumer.run_once(
+                lambda _: names.extend(each["name"] for each in client.xinfo_consumers(stream, GROUP))
+            )
+    assert len(set(names)) == 2
+
+
 def test_wrong_colours_and_clients_are_told(client: redis.Redis, valkey: Any, stream: str) -> None:
     """A coroutine for a blocking client, a decoding client and a missing handler are said before anything runs."""
 

@@ -197,6 +197,50 @@ def test_handlers_that_would_not_run_are_refused_before_anything_is_fetched() ->
     assert len(blocking.batches) == len(awaiting.batches) == 1
 
 
+def test_why_a_message_comes_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler's own words, with its traceback; a message that only has to wait is not worth a line."""
+
+    def handler(message: Message) -> None:
+        raise ValueError("no such customer")
+
+    with Receiver("memory://") as receiver:
+        consume(ListBroker([of("a1", "a"), of("a2", "a")]), receiver, handler)
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "a handler failed, orders a1 comes again (attempt 1): ValueError: no such customer"
+    )
+    assert line.exc_info is not None
+
+
+def test_that_the_store_does_not_answer_is_logged_once_for_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a consumer without a store looks like one without messages."""
+    store = StagedStore()
+
+    def away(*_: Any) -> Any:
+        raise StoreUnavailable("The database is away.")
+
+    store.claim_many = away  # type: ignore[method-assign]
+    with Receiver(store) as receiver:
+        consume(ListBroker([of("a"), of("b")]), receiver, lambda message: None, retry=("50ms", "50ms"))
+    lines = [line.getMessage() for line in caplog.records if line.name == "effectonce.messaging"]
+    assert lines == ["the store did not answer, messages come again: The database is away."]
+
+
+def test_a_consumer_runs_in_one_thread_at_a_time() -> None:
+    """Its client and what is under way are one run's. When that has ended, it may run again."""
+    with Receiver("memory://") as receiver:
+        broker = ListBroker([of("a")])
+        consumer = Consumer(broker, receiver, {})
+
+        def handler(message: Message) -> None:
+            with pytest.raises(UsageError, match="one for each thread"):
+                consumer.run_once(handler)
+
+        consumer.run_once(handler)
+        assert broker.verdicts() == {"a": Ack(None)}
+        assert consumer.run_once(handler) == 0
+
+
 def test_dead_letters_are_events() -> None:
     """Each is told to hooks, with its id and the reason, and counted."""
     told = Told()

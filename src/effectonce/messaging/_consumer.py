@@ -18,7 +18,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from .. import _blocking, batch
@@ -39,14 +39,16 @@ from ._delivery import (
     Pace,
     Verdict,
     Watchdog,
+    explained,
     message_policy,
+    named,
     to_extend,
 )
 from ._judge import Judge
 from ._ordered import Claims
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from .._flow import Colour
 
@@ -168,7 +170,7 @@ class Consumer:
         watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
         self._judge = Judge(receiver, self.policy, pace, watchdog)
         self._handler: Callable[..., Any] | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._turn = threading.Event(), threading.Lock()
         self._under_way: list[tuple[str, Delivery]] = []
         self._held: set[str] = set()
 
@@ -196,27 +198,47 @@ class Consumer:
 
     def run(self, handler: Callable[..., Any] | None = None) -> None:
         """Handle messages until ``stop``; what is under way then is finished first."""
-        chosen = self._chosen(handler, awaits=False)
-        _blocking.run(self._run(self._receiver.blocking, chosen))
+        with self._alone():
+            chosen = self._chosen(handler, awaits=False)
+            _blocking.run(self._run(self._receiver.blocking, chosen))
 
     async def arun(self, handler: Callable[..., Any] | None = None) -> None:
         """The same on an event loop."""
-        chosen = self._chosen(handler, awaits=True)
-        await self._run(self._receiver.asyncio, chosen)
+        with self._alone():
+            chosen = self._chosen(handler, awaits=True)
+            await self._run(self._receiver.asyncio, chosen)
 
     def run_once(self, handler: Callable[..., Any] | None = None) -> int:
         """Handle what can be had now, one batch at most; how many messages that were."""
-        chosen = self._chosen(handler, awaits=False)
-        return _blocking.run(self._once(self._receiver.blocking, chosen))
+        with self._alone():
+            chosen = self._chosen(handler, awaits=False)
+            return _blocking.run(self._once(self._receiver.blocking, chosen))
 
     async def arun_once(self, handler: Callable[..., Any] | None = None) -> int:
         """The same on an event loop."""
-        chosen = self._chosen(handler, awaits=True)
-        return await self._once(self._receiver.asyncio, chosen)
+        with self._alone():
+            chosen = self._chosen(handler, awaits=True)
+            return await self._once(self._receiver.asyncio, chosen)
 
     def stop(self) -> None:
-        """Have ``run`` return after the batch that is under way. May be called in a signal handler."""
+        """Have ``run`` return after the batch that is under way. May be called in a signal handler, also before it.
+
+        That is for good: to consume again, make another consumer.
+        """
         self._stopping.set()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raise if it runs already: the client, and what is under way, are one run's."""
+        if not self._turn.acquire(blocking=False):
+            raise UsageError(
+                "This consumer runs already. Make one for each thread or task, or have it run more handlers side by "
+                "side with concurrency=."
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     # The one body of both colours
 
@@ -252,6 +274,7 @@ class Consumer:
             return 0
         outcomes = await self._handled(colour, handler, deliveries)
         settled = [(delivery, self._judge.verdict(delivery, outcome)) for delivery, outcome in outcomes]
+        self._tell_of_failures(outcomes, settled)
         await self._broker.settle(settled)
         await self._handling.pass_over([each for each, verdict in settled if isinstance(verdict, DeadLetter)])
         unanswered = [v.delay for _, v in settled if isinstance(v, Nack) and v.reason == "store_error"]
@@ -276,6 +299,26 @@ class Consumer:
         finally:
             self._under_way, self._held = [], set()
         return list(zip(deliveries, found, strict=True))
+
+    def _tell_of_failures(
+        self,
+        outcomes: Sequence[tuple[Delivery, Outcome[Any] | DeadLetter]],
+        settled: Sequence[tuple[Delivery, Verdict]],
+    ) -> None:
+        """Log why messages come again: nobody else will, since they are given back without a word."""
+        away: BaseException | None = None
+        for (delivery, outcome), (_, verdict) in zip(outcomes, settled, strict=True):
+            if not isinstance(verdict, Nack) or not isinstance(outcome, Outcome):
+                continue
+            if verdict.reason == "failed":
+                told = (delivery.source, named(delivery), outcome.attempt, explained(outcome.error))
+                log.warning(
+                    "a handler failed, %s %s comes again (attempt %d): %s", *told, exc_info=outcome.error
+                )
+            elif verdict.reason == "store_error":
+                away = outcome.error
+        if away is not None:
+            log.warning("the store did not answer, messages come again: %s", explained(away))
 
     async def _rest(self, colour: Colour, pause: float) -> None:
         while pause > 0 and not self._stopping.is_set():

@@ -296,6 +296,12 @@ def explained(error: BaseException | None) -> str:
     return line if len(line) <= LONGEST_DETAIL else f"{line[: LONGEST_DETAIL - 1]}…"
 
 
+def named(delivery: Delivery) -> str:
+    """How to name a delivery that perhaps has no key."""
+    found = next((found for _, found in delivery.ids if found is not None), "")
+    return (found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found))[:255]
+
+
 def labels(letter: DeadLetter, delivery: Delivery) -> dict[str, str]:
     """What goes with a dead letter, as headers or fields beside the message's own."""
     sent = delivery.timestamp

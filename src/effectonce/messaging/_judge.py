@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .._messages import Outcome
-from ._delivery import DeadLetter, Delivery, Pace, Verdict, Watchdog, decide
+from ._delivery import DeadLetter, Delivery, Pace, Verdict, Watchdog, decide, named
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
@@ -40,10 +40,5 @@ class Judge:
         log.warning("dead letter from %s: %s: %s", delivery.source, letter.reason, letter.detail)
         events = self._receiver.events
         events.note("dead_letter", self._receiver.flow.monotonic())
-        events.tell("dead_letter", _id_of(delivery), attempt=letter.attempts, detail=letter.reason)
+        events.tell("dead_letter", named(delivery), attempt=letter.attempts, detail=letter.reason)
         return letter
-
-
-def _id_of(delivery: Delivery) -> str:
-    """How to name a delivery that perhaps has no key."""
-    return next((str(found)[:255] for _, found in delivery.ids if found is not None), "")

@@ -69,8 +69,9 @@ class Consumer(_consumer.Consumer):
             broker = AioKafka(client, names, producer, dead_letter, wanted)
         else:
             raise UsageError(
-                f"{client!r} is neither a configuration for confluent-kafka, a dictionary, nor an AIOKafkaConsumer. A "
-                "consumer of confluent-kafka does not tell whether it commits by itself: give its configuration."
+                f"{type(client).__name__}: that is neither a configuration for confluent-kafka, a dictionary, nor an "
+                "AIOKafkaConsumer. A consumer of confluent-kafka does not tell whether it commits by itself: give its "
+                "configuration."
             )
         options["decode"] = decoding(options.get("decode", json.loads))
         super().__init__(broker, receiver, options)

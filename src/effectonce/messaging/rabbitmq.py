@@ -62,8 +62,8 @@ class Consumer(_consumer.Consumer):
                 broker = Pika(connection, queue, dead, prefetch, wanted)
             case _:
                 raise UsageError(
-                    f"{connection!r} is neither a connection of aio-pika nor the parameters of one of pika: "
-                    "pika.URLParameters(url) or pika.ConnectionParameters(...)."
+                    f"{type(connection).__name__}: that is neither a connection of aio-pika nor the parameters of "
+                    "one of pika: pika.URLParameters(url) or pika.ConnectionParameters(...)."
                 )
         super().__init__(broker, receiver, options)
 

@@ -88,16 +88,19 @@ class _Streams:
 
     def __init__(self, client: Any, stream: str, group: str, name: str, idle: float, dead: str) -> None:
         self._client, self._stream, self.group, self._dead = client, stream, group, dead
-        self._name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self._is_passing = not name
+        self._name, self._is_passing, self._process = name, not name, 0
         self.awaits = inspect.iscoroutinefunction(client.execute_command)
         self.deadline: float | None = idle
         self._idle_ms = max(int(idle * 1000), 1)
         self._look_every = min(idle / LOOKS, LONGEST_WAIT)
+        self._patience = _patience(client)
         self._look_at = 0.0
         self._cursor: Any = "0-0"
 
     async def open(self) -> None:
+        if self._is_passing and self._process != os.getpid():  # so that those who fork have one each
+            self._process = os.getpid()
+            self._name = f"{socket.gethostname()}-{self._process}-{uuid4().hex[:8]}"
         try:
             await _done(self._client.xgroup_create(self._stream, self.group, id="0", mkstream=True))
         except ResponseError as error:
@@ -111,7 +114,7 @@ class _Streams:
                 self._look_at = time.monotonic() + self._look_every
             if taken:
                 return taken
-        wait_ms = max(int(self._look_every * 1000), 1)
+        wait_ms = max(int(min(self._look_every, self._patience) * 1000), 1)
         streams = {self._stream: ">"}
         answer = await _done(
             self._client.xreadgroup(self.group, self._name, streams, count=most, block=wait_ms)
@@ -201,9 +204,19 @@ def _payload(fields: Fields, decode: Any) -> Any:
     return {name.decode(): value.decode() for name, value in fields.items()}
 
 
-def _decodes(client: Any) -> bool:
+def _setting(client: Any, name: str) -> Any:
     pool = getattr(client, "connection_pool", None)
-    return bool(getattr(pool, "connection_kwargs", {}).get("decode_responses"))
+    return getattr(pool, "connection_kwargs", {}).get(name)
+
+
+def _decodes(client: Any) -> bool:
+    return bool(_setting(client, "decode_responses"))
+
+
+def _patience(client: Any) -> float:
+    """How long the server may wait before it answers that there is nothing: the client must not give up meanwhile."""
+    limit = _setting(client, "socket_timeout")
+    return limit / 2 if isinstance(limit, int | float) and limit > 0 else LONGEST_WAIT
 
 
 __all__ = ["Consumer", "Options"]
