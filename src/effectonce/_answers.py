@@ -65,7 +65,7 @@ def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
     return make(Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True))
 
 
-def failure_of(call: Call, attempt: Attempt, error: Exception) -> Completion:
+def failure_of(call: Call, attempt: Attempt, error: BaseException) -> Completion:
     """The command that a handler's exception asks for, by the policy."""
     policy = call.policy
     state, result = State.ABSENT, None if attempt.journal is None else attempt.journal.unsaved

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import psycopg
@@ -494,6 +494,54 @@ def test_a_dead_connection_does_not_mask_the_handlers_error(server_scene: Scene)
         assert "rolled back" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_handler_gives_its_key_back(scene: Scene, interrupt: type[BaseException]) -> None:
+    """What it did is undone. Who commits that, as may be after a time-out, leaves a key that anybody can have."""
+
+    def stop(connection: Any) -> NoReturn:
+        scene.effect(connection, "a")
+        raise interrupt
+
+    with scene.transaction() as connection, pytest.raises(interrupt):
+        scene.receiver.on(connection).process(Message(id="a"), lambda _: stop(connection))
+    with (
+        scene.transaction() as connection,
+        pytest.raises(interrupt),
+        scene.receiver.on(connection).claim("b"),
+    ):
+        stop(connection)
+    assert scene.place.count("a") == 0
+    with scene.transaction() as connection:
+        assert scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection)).attempt == 2
+        with scene.receiver.on(connection).claim("b") as claim:
+            assert claim.first
+    assert scene.place.count("a") == 1
+
+
+def test_an_interrupted_batch_has_recorded_what_it_did(scene: Scene) -> None:
+    """What was handled before is done, what was not is free, whether or not the user commits."""
+    messages = [Message(id=name) for name in "abcd"]
+    statuses: list[list[str]] = []
+
+    def process(connection: Any, interrupted: str) -> None:
+        def handle(message: Message) -> str:
+            scene.effect(connection, message.id)
+            if message.id == interrupted:
+                raise KeyboardInterrupt
+            return message.id
+
+        outcomes = scene.receiver.on(connection).process_batch(messages, handle)
+        statuses.append([outcome.status for outcome in outcomes])
+
+    with scene.transaction() as connection, pytest.raises(KeyboardInterrupt):
+        process(connection, "c")
+    assert [scene.place.count(name) for name in "abcd"] == [1, 1, 0, 0]
+    with scene.transaction() as connection:
+        process(connection, "")
+    assert statuses == [["replayed", "replayed", "executed", "executed"]]
+    assert [scene.place.count(name) for name in "abcd"] == [1, 1, 1, 1]
+
+
 def test_cancellation_leaves_nothing(postgres_scene: Scene) -> None:
     """A cancelled handler is undone; its transaction is the user's, who rolls back."""
     scene = postgres_scene
@@ -801,6 +849,26 @@ def lost_anywhere(scene: Scene, proxied: Place) -> int:
         proxy.heal()
         elsewhere.receiver.close()
     return lost
+
+
+def test_what_breaks_elsewhere_is_no_reason_to_run_again(scene: Scene) -> None:
+    """A handler that loses its connection to another service has failed. The transaction's own one still answers."""
+    runs: list[str] = []
+
+    def handler(message: Message) -> NoReturn:
+        runs.append(message.id)
+        raise ConnectionResetError("by a service")
+
+    def one(connection: Any) -> Any:
+        return scene.receiver.on(connection).process(Message(id="a"), handler)
+
+    def batch(connection: Any) -> Any:
+        return scene.receiver.on(connection).process_batch([Message(id="b")], handler)[0].unwrap()
+
+    for body in (one, batch):
+        with pytest.raises(ConnectionResetError, match="by a service"):
+            retrying(scene.transaction, body)
+    assert runs == ["a", "b"]
 
 
 def test_a_lost_reply_is_settled_by_asking_again(server_scene: Scene) -> None:

@@ -9,11 +9,12 @@ from .. import _answers as answers
 from .._attempt import Attempt
 from .._flow import Colour, Flow
 from .._messages import Outcome
-from .._records import Completion, Decision, Ending, Verdict
+from .._records import Completion, Decision, Ending, Record, Verdict
 from ..batch import MAX_SIZE, Slot
 from ..errors import StoreError, UsageError
 from ._flow import AtomicFlow, ended_meanwhile, invoked, marked, store_of
-from .base import SavepointGone
+from ._stores import GRANTED
+from .base import SavepointGone, answered_after
 
 
 async def run_batch(
@@ -47,15 +48,17 @@ class _Piece:
         self, flow: AtomicFlow, colour: Colour, slots: Sequence[Slot], handler: Callable[..., Any]
     ) -> None:
         self.flow, self.colour, self.slots, self.handler = flow, colour, slots, handler
-        self.ended: dict[int, tuple[Attempt, Completion, Any, Exception | None]] = {}
+        self.ended: dict[int, tuple[Attempt, Completion, Any, BaseException | None]] = {}
         self.outcomes: dict[int, Outcome[Any]] = {}
+        self.decided: dict[int, Decision | StoreError] = {}
 
     async def run(self) -> list[Outcome[Any]]:
         """Claim, run, record. A repeat inside the batch has the outcome of its first."""
         first: dict[str, int] = {}
         for index, (call, _) in enumerate(self.slots):
             first.setdefault(call.key, index)
-        for index, decision in zip(first.values(), await self._claims(list(first.values())), strict=True):
+        self.decided = dict(zip(first.values(), await self._claims(list(first.values())), strict=True))
+        for index, decision in self.decided.items():
             await self._one(index, decision)
         await self._record()
         for index, (call, args) in enumerate(self.slots):
@@ -107,14 +110,17 @@ class _Piece:
         except BaseException as error:
             if not await self._undone(name, error):
                 raise
-            ending = marked(call, answers.failure_of(call, attempt, cast("Exception", error)))
-            self.ended[index] = (attempt, ending, None, cast("Exception", error))
+            ending = marked(call, answers.failure_of(call, attempt, error))
+            self.ended[index] = (attempt, ending, None, error)
+            if not isinstance(error, Exception):
+                await self._stop(error)
+                raise
         else:
             ending = marked(call, answers.completion_of(call, attempt, value))
             self.ended[index] = (attempt, ending, value, None)
 
     async def _undone(self, name: str, error: BaseException) -> bool:
-        """Undo what a handler did; False if that can't be, or if the error is not the handler's word."""
+        """Undo what a handler did; False if that can't be."""
         adapter = cast("Any", self.colour.store).adapter
         try:
             await adapter.roll_back_to(name)
@@ -123,7 +129,26 @@ class _Piece:
                 f"effectonce could not undo what came before: {second!r}. Roll the transaction back."
             )
             return False
-        return isinstance(error, Exception)
+        answered_after(error)
+        return True
+
+    async def _stop(self, error: BaseException) -> None:
+        """Record what was done so far, and give the other claims back: the user may commit all the same."""
+        try:
+            await self._record()
+            for index, decision in self.decided.items():
+                if (
+                    index in self.outcomes
+                    or isinstance(decision, StoreError)
+                    or decision.verdict not in GRANTED
+                ):
+                    continue
+                claim, record = self.slots[index][0].claim, cast("Record", decision.record)
+                await self.colour.store.release(claim.key, claim.owner, record.fence, claim.keep, began=False)
+        except Exception as second:
+            error.add_note(
+                f"effectonce could not record what was done: {second!r}. Roll the transaction back."
+            )
 
     async def _record(self) -> None:
         if not self.ended:

@@ -23,7 +23,7 @@ from ..codec import Form
 from ..errors import InProgress, StoreError, UsageError
 from ..hooks import EventKind
 from ._stores import TransactionStore
-from .base import SavepointGone
+from .base import SavepointGone, answered_after
 
 T = TypeVar("T")
 
@@ -195,16 +195,19 @@ class AtomicFlow(Flow):
         try:
             if name is not None:
                 await adapter.roll_back_to(name)
+            # Cancelled and interrupted ones too: nothing of what they did is left, and the user may commit that.
+            ending = marked(call, answers.failure_of(call, attempt, error))
+            outcome = self.unfinished(attempt, ending, await colour.store.complete(ending), error)
+            answered_after(error)
             if isinstance(error, Exception):
-                ending = marked(call, answers.failure_of(call, attempt, error))
-                return self.unfinished(attempt, ending, await colour.store.complete(ending), error)
+                return outcome
         except Exception as second:
             error.add_note(
                 f"effectonce could not record this: {second!r}. The transaction has to be rolled back."
             )
             if isinstance(error, Exception):
                 return answers.failed(attempt, "failed", error)
-        self.events.note("abandoned", self.monotonic())
+            self.events.note("abandoned", self.monotonic())
         raise error
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:

@@ -148,6 +148,8 @@ _LOST_NUMBERS: Final = {0, 2003, 2006, 2013, 2055}
 _LOSING_DRIVERS: Final = {"psycopg", "psycopg2", "asyncpg", *_MYSQL_DRIVERS}
 _LOST_NAMES: Final = {"OperationalError", "InterfaceError"}
 """What a driver calls it when there is no word of a server in it."""
+ELSEWHERE: Final = "_effectonce_elsewhere"
+"""An attribute of errors that are known not to be about the connection of the transaction."""
 
 
 def code_of(error: BaseException) -> str | int | None:
@@ -175,6 +177,8 @@ def is_retryable(error: BaseException) -> bool:
 
 def is_lost(error: BaseException) -> bool:
     """Whether a connection broke, so that nobody knows what became of its transaction."""
+    if any(getattr(each, ELSEWHERE, False) for each in and_causes(error)):
+        return False
     code = code_of(error)
     if isinstance(code, str):
         return code.startswith(("08", "57P0"))
@@ -186,6 +190,12 @@ def is_lost(error: BaseException) -> bool:
         or (_package(each) in _LOSING_DRIVERS and type(each).__name__ in _LOST_NAMES)
         for each in and_causes(error)
     )
+
+
+def answered_after(error: BaseException) -> None:
+    """The connection has answered after this error: if something broke it was another one, as to a service."""
+    if is_lost(error):
+        setattr(error, ELSEWHERE, True)
 
 
 class GoneOrRaised:
