@@ -633,6 +633,34 @@ def test_on_an_event_loop(world: World) -> None:
     assert [p for p in got if p[0] == "a"] == ["a1", "a2"]
 
 
+class Unseen:
+    """A publisher that is async and does not look so."""
+
+    keeps_order = False
+
+    def publish(self, events: Any) -> Any:
+        return asyncio.sleep(0, [None] * len(events))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("publisher", [lambda event: asyncio.sleep(0), Unseen()], ids=["lambda", "object"])
+@pytest.mark.parametrize("looped", [False, True])
+def test_what_nobody_awaits_is_not_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, publisher: Any, looped: bool
+) -> None:
+    """The event stays, and the log says how to write the publisher."""
+    world = sqlite_world(tmp_path)
+    with closing(world.database()) as database:
+        database.migrate()
+    world.add(("a", None))
+    with world.relay(publisher) as relay:
+        assert (asyncio.run(relay.arun_once()) if looped else relay.run_once()) == 0
+        assert relay.lag()[::2] == (1, 0)
+    assert "Write it as `async def`" in caplog.text
+
+
 def test_a_callable_publishes_one_at_a_time(world: World) -> None:
     """A plain function takes an event and raises when it fails; a broken connection is not held against the event."""
     tries: list[str] = []

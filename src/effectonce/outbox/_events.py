@@ -53,13 +53,22 @@ class Unsent(EffectOnceError):
     """The broker did not confirm an event, through no fault of the event: it is sent again, and no attempt counted."""
 
 
+def never_awaited(given: Any) -> UsageError:
+    """What to say of a publisher that is async and does not look so: nobody would wait for it."""
+    getattr(given, "close", lambda: None)()
+    return UsageError(
+        f"The publisher gave a {type(given).__name__}, so nothing was sent. Write it as `async def`, so that the "
+        "relay can see that it has to be awaited."
+    )
+
+
 Results = Sequence[Exception | None]
 """For each event, in order: None when the broker has it, else why not."""
 
 
 @runtime_checkable
 class Publisher(Protocol):
-    """Hands events to a broker. It may be made of coroutines; the relay asks.
+    """Hands events to a broker. ``publish`` and ``close`` may be ``async def``, both of them; the relay asks.
 
     ``publish`` answers for each event: None; the error that is that event's own, which counts as an attempt; or
     ``Unsent``, which does not. It raises when the broker is away: then all events were unsent. With ``keeps_order`` it

@@ -28,7 +28,7 @@ from .._durations import Duration, seconds
 from ..errors import StoreUnavailable, UsageError
 from ._batch import Poison, Retrying, Sorting, waves
 from ._database import Bell, Database, Lag, open_database, reason_of
-from ._events import DeadEvent, Event, Publisher, Results
+from ._events import DeadEvent, Event, Publisher, Results, never_awaited
 from ._table import DEFAULT
 from .publishers import open_publisher
 
@@ -242,6 +242,8 @@ class Relay:
                 results = await publish(events)
         else:
             results = await colour.call(publish, events)
+        if inspect.isawaitable(results):
+            raise never_awaited(results)
         if len(results) != len(events):
             raise UsageError(f"The publisher answered for {len(results)} of {len(events)} events.")
         return results

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from .._events import Event, Publisher, Results, Unsent
+from .._events import Event, Publisher, Results, Unsent, never_awaited
 
 AT_ONCE = 32
 """How many calls of a coroutine function run side by side."""
@@ -41,9 +41,11 @@ class _Called:
 
     def _one(self, event: Event) -> Exception | None:
         try:
-            self._function(event)
+            given = self._function(event)
         except Exception as error:
             return _meaning(error)
+        if inspect.isawaitable(given):  # of a lambda, or a wrapper: nothing has been sent yet
+            raise never_awaited(given)
         return None
 
     def close(self) -> None:
