@@ -185,6 +185,7 @@ class Step:
         self._tokens: tuple[Token[Attempt], Token[Step]] | None = None
         self._awaits: bool | None = None
         self._value: Any = None
+        self._told = False
         self._done = False
 
     @property
@@ -351,8 +352,16 @@ class Step:
     async def _complete(self, colour: Colour, value: Any) -> Any:
         if self._done or not self._first:
             raise UsageError(f"The step {self.name!r} has its result already.", key=self.attempt.key)
-        await self.record(colour, value)
-        return value
+        journal = journal_of(self.attempt)
+        entry = journal.ask(self.name, self.version, aside=True) if self._told else None
+        self._told = True
+        if entry is None:
+            await self.record(colour, value)
+            return value
+        with self._or_again():  # the store was away when it was told: what it was told then stays
+            await journal.save(colour, self.name)
+            self._settle(entry.value(self._hint, self.attempt.key))
+        return self._value
 
     async def _exit(self, colour: Colour, error: BaseException | None) -> None:
         if self._tokens is None:
@@ -360,7 +369,7 @@ class Step:
         self._step_out()
         if self._done:
             return
-        if error is None:
+        if error is None and not self._told:
             await self._complete(colour, None)
         else:
             journal_of(self.attempt).give_back(self.name)

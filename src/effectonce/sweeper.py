@@ -40,6 +40,7 @@ from .errors import (
 )
 from .keys import Key
 from .saga._driver import Unfinished
+from .saga._saga import OPERATION as SAGAS
 from .sweeping import Redrive, doubted, every
 
 if TYPE_CHECKING:
@@ -208,6 +209,8 @@ class Sweeper:
                 waited += time.monotonic() - asked
         if self._policy.prober is not None:
             async for record in every(colour, State.IN_DOUBT):
+                if _parsed(record.key).operation.startswith(SAGAS):
+                    continue  # a person says how it goes on: there is more to it than one effect
                 call = call_of(record.key, record.fingerprint, self._policy)
                 figures.settled += await self.receiver.flow.probe(colour, call, record)
         figures.looks += 1
@@ -237,9 +240,13 @@ class Sweeper:
 
         try:
             self._tally(record, await saga.redrive(crew.colour, record, rest))
-        except Exception:  # nothing that a step raises: a mistake here must not go unnoticed
+        except (
+            BaseException
+        ) as error:  # a mistake here, or a step that ends its process, must not go unnoticed
             self.figures.failed += 1
             log.exception("could not go on with %s", record.key)
+            if not isinstance(error, Exception):
+                raise
 
     def _tally(self, record: Record, outcome: Outcome[Any]) -> None:
         figures, error = self.figures, outcome.error

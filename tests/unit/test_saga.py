@@ -349,7 +349,10 @@ def test_a_compensation_that_does_not_hold_waits_for_a_person(world: World) -> N
     outcome = world.outcome(saga)
     assert (outcome.status, type(outcome.error)) == ("in_doubt", InDoubt)
     assert "jammed" in str(outcome.error)
-    assert isinstance(world.outcome(world.saga(*steps)).error, InDoubt)
+    repeated = world.outcome(world.saga(*steps)).error
+    assert isinstance(repeated, InDoubt)
+    assert "resume(id)" in str(repeated)
+    assert "receiver.resolve" not in str(repeated)
     assert world.shop.did.count("release") == 2
     state = saga.state("o-1")
     assert state is not None and state.step is not None
@@ -569,6 +572,29 @@ def test_a_changed_definition_is_refused(world: World) -> None:
     assert world.outcome(world.saga()).status == "executed"
 
 
+def test_a_saga_that_has_ended_keeps_its_answer_under_a_changed_definition(world: World) -> None:
+    """The first answer: nothing is said of steps that it did not have."""
+    first = world.outcome(world.saga(*world.steps()[:3])).value
+    assert list(first or ()) == ["reserve", "charge", "ship"]
+    again = world.outcome(world.saga())
+    assert (again.value, again.replayed) == (first, True)
+    assert "mail" not in world.shop.did
+
+
+def test_an_error_without_words_is_counted_like_any_other(world: World) -> None:
+    """The saga is undone after its attempts, and does not try for ever."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    world.shop.instead = {"charge": [Mute()] * 9}
+    error = world.outcome(world.saga()).error
+    assert isinstance(error, Compensated)
+    assert error.reason == "tried 3 times, the last error was Mute"
+    assert world.shop.did.count("charge") == 3
+
+
 def test_a_store_that_is_away_leaves_the_saga_where_it_is(world: World) -> None:
     """What can't be recorded does not count; the claim stays, and the next process goes on."""
 
@@ -700,6 +726,7 @@ def generator(order: Order) -> Iterator[None]:
         (lambda: (step(nothing),), "has no undo="),
         (lambda: (step(nothing, None), step(nothing, None)), "Two steps are called 'nothing'"),
         (lambda: (step(needs_more, None),), "no step before it"),
+        (lambda: (step(lambda order, b=1: b, None, name="a"), step(nothing, None, name="b")), "no step before it"),
         (lambda: (step(lambda order: None, None),), "can't be called '<lambda>'"),
         (lambda: (step(lambda: None, None, name="a"),), "first parameter"),
         (lambda: (step(generator, None),), "generator"),

@@ -700,6 +700,37 @@ def test_a_block_that_is_left_by_an_exception_is_not_finished(bench: Bench) -> N
     assert blocks(bench, use) is True
 
 
+def test_a_result_that_could_not_be_recorded_stays_the_result_of_its_block(bench: Bench) -> None:
+    """Leaving the block does not finish it with None; completing it again tells the store what it was told at first."""
+
+    def use(attempt: Any) -> Any:
+        with attempt.stepping("charge") as charge:
+            bench.store.fail("renew", error=StoreUnavailable("away"))
+            with pytest.raises(StoreUnavailable):
+                charge.complete("ch_1")
+        with attempt.stepping("mail") as mail:
+            with pytest.raises(StoreUnavailable):
+                mail.complete("queued")
+            bench.store.recover()
+            assert mail.complete("another") == "queued"
+        with attempt.stepping("label") as label, pytest.raises(ResultUnavailable):
+            label.complete(object())
+        raise Crash
+
+    with pytest.raises(Crash):
+        blocks(bench, use)
+    assert finished(bench.record()) == {"charge": "ch_1", "mail": "queued", "label": None}
+    bench.clock.advance(LEASE + 1)
+
+    def again(attempt: Any) -> Any:
+        values = [attempt.step(name, must_not_run) for name in ("charge", "mail")]
+        with pytest.raises(ResultUnavailable):
+            attempt.step("label", must_not_run)
+        return values
+
+    assert blocks(bench, again) == ["ch_1", "queued"]
+
+
 def test_inside_a_block_keys_are_the_step_s(bench: Bench) -> None:
     """As they are inside a function; after it they are the attempt's again."""
 

@@ -238,6 +238,33 @@ def test_what_was_claimed_at_most_once_is_in_doubt(world: World) -> None:
 # Its life
 
 
+def test_a_prober_is_not_asked_about_sagas(world: World) -> None:
+    """It would let a saga that is half undone be forgotten; a person says how that goes on."""
+    world.instead = {"ship": [Declined()], "release": [ValueError("jammed")] * 10}
+    saga = world.saga()
+    if world.colour.name == "asyncio":
+        asyncio.run(saga.aoutcome("o-1", "o-1"))
+    else:
+        saga.outcome("o-1", "o-1")
+    assert world.states() == {"IN_DOUBT"}
+    receiver = world.receiver()
+    policy = Policy(prober=lambda record: Resolution.not_applied())
+    assert Sweeper(receiver, world.saga(receiver), policy=policy).run_once().settled == 0
+    assert world.states() == {"IN_DOUBT"}
+
+
+def test_a_step_that_ends_its_thread_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A sweeper that is asked to leave by a step has not brought it to an end."""
+    world = World(COLOURS[0])
+    world.leave("o-1", "ship")
+    world.clock.advance(LEASE + 1)
+    world.instead = {"ship": [SystemExit(3)]}
+    assert world.sweeper().run_once().failed == 1
+    assert "could not go on with" in caplog.text
+    for receiver in world.receivers:
+        receiver._keeper.close()
+
+
 def test_it_runs_until_it_is_stopped(world: World) -> None:
     """It looks again and again; ``stop`` ends it soon."""
     sweeper = world.sweeper(every="1ms")

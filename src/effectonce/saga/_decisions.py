@@ -228,8 +228,10 @@ class Moment(NamedTuple):
         return not trail.holds("do", task) and is_clean and has_no_gap
 
     def results(self) -> dict[str, Any]:
-        """What every step returned."""
-        return {task.name: self.trail.value(task.name) for task in self.outline.tasks}
+        """What every step returned, of those that it began with."""
+        begun = self.trail.entries.get(BEGIN)
+        groups = self.outline.names if begun is None else begun["outline"]
+        return {name: self.trail.value(name) for group in groups for name in group}
 
     def _backward(self) -> Move:
         for group in reversed(self.outline.groups):

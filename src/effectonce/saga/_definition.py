@@ -180,17 +180,17 @@ def _check_pivot(outline: Outline) -> None:
 
 
 def _check_parameters(outline: Outline) -> None:
-    known = set[str]()
+    known, names = set[str](), {task.name for task in outline.tasks}
     for group in outline.groups:
         own = {task.name for task in group}
         for task in group:
-            _check_function_of(task.name, task.action, known)
+            _check_function_of(task.name, task.action, known, names)
             if task.undo is not None:
-                _check_function_of(task.name, task.undo, known | {task.name})
+                _check_function_of(task.name, task.undo, known | {task.name}, names)
         known |= own
 
 
-def _check_function_of(step: str, function: Callable[..., Any], known: set[str]) -> None:
+def _check_function_of(step: str, function: Callable[..., Any], known: set[str], names: set[str]) -> None:
     parameters = parameters_of(function)
     called = f"{module_of(function)}.{getattr(function, '__qualname__', function)}"
     if not parameters or parameters[0].kind not in (
@@ -199,7 +199,9 @@ def _check_function_of(step: str, function: Callable[..., Any], known: set[str])
     ):
         raise UsageError(f"{step}: the first parameter of {called} has to be what the saga is asked for.")
     for parameter in parameters[1:]:
-        if parameter.name in known or parameter.default is not parameter.empty:
+        if parameter.name in known:
+            continue
+        if parameter.default is not parameter.empty and parameter.name not in names:
             continue
         raise UsageError(
             f"{step}: {called} has a parameter {parameter.name!r}, which is no step before it. Parameters after the "

@@ -278,7 +278,10 @@ def kind_of(task: Task, error: Exception) -> Kind:
 
 def failure(kind: Kind, error: Exception) -> Entry:
     """The entry of a failed try."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # its words are not worth a saga that never ends
+        text = ""
     return {
         "kind": kind,
         "error": f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__,

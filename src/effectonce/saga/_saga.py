@@ -189,8 +189,10 @@ class Saga:
         self, colour: Colour, call: Call, given: Any, rest: Rest | None, undone: tuple[str, ...] | None = None
     ) -> Outcome[dict[str, Any]]:
         """Run a saga in the receiver's flow."""
+        driver: Driver | None = None
 
         async def drive() -> Trail:
+            nonlocal driver
             driver = Driver(self, colour, current(), rest)
             return await driver.drive(given, undone)
 
@@ -202,7 +204,17 @@ class Saga:
         if isinstance(outcome.value, Trail):
             moment = Moment(self.outline, outcome.value, outcome.attempt)
             outcome = outcome._replace(value=moment.results())
+        elif driver is None and isinstance(outcome.error, InDoubt):
+            outcome = outcome._replace(error=self._doubt(call.key))
         return outcome
+
+    def _doubt(self, key: str) -> InDoubt:
+        """What repeats of a saga in doubt get: it is settled by its own words, since only they know its journal."""
+        return InDoubt(
+            f"The saga {self.name!r} waits for a person. state(id) shows where it stands and why. When the cause is "
+            "gone, let it go on with resume(id), or resume(id, undone=(…,)) for what was undone by hand.",
+            key=key,
+        )
 
     async def _resume(self, colour: Colour, key: str, undone: tuple[str, ...]) -> Outcome[dict[str, Any]]:
         record = await colour.store.get(key)
