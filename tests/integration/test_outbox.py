@@ -200,6 +200,7 @@ def test_no_two_events_share_an_id(others: tuple[tuple[str, str | None], ...]) -
         pytest.param({"headers": {"a": "b\r\nc"}}, id="header of two lines"),
         pytest.param({"payload": object()}, id="object"),
         pytest.param({"payload": float("nan")}, id="nan"),
+        pytest.param({"headers": {"Id": "x"}}, id="header that names the event"),
     ],
 )
 def test_nonsense_is_refused_and_nothing_added(tmp_path: Path, words: dict[str, Any]) -> None:

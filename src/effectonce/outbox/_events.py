@@ -22,6 +22,10 @@ LONGEST: Final = 255
 """Characters of an id, a topic or a key: what an index of every engine can hold."""
 
 
+NAMES_OF_THE_ID: Final = {"id", "idempotency-key", "nats-msg-id"}
+"""Headers in which publishers send an event's id."""
+
+
 class Event(NamedTuple):
     """One event, as publishers get it."""
 
@@ -141,6 +145,10 @@ def _encoded_headers(headers: Mapping[str, str] | None) -> str | None:
     for name, value in pairs:
         if not (name and _is_text(name) and _is_text(value)):
             raise UsageError(f"The header {name!r:.80} must be text with a text for its value.")
+        if name.lower() in NAMES_OF_THE_ID:
+            raise UsageError(
+                f"The header {name!r} is where consumers look for the event's id. Give that as id=…."
+            )
         if any(forbidden in name + value for forbidden in "\r\n\0"):
             raise UsageError(f"The header {name!r:.80} has a line break or a NUL in it.")
     return json.dumps(dict(headers), separators=(",", ":"))

@@ -107,7 +107,7 @@ def _calls(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def _entry(number: str, event: Event, url: str) -> dict[str, Any]:
-    attributes = {"id": event.id, **event.headers}
+    attributes = {**event.headers, "id": event.id}
     if event.key is not None:
         attributes["key"] = event.key
     try:
