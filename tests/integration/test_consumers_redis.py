@@ -341,6 +341,19 @@ def test_a_lost_group_is_made_again(client: redis.Redis, stream: str) -> None:
     assert client.xinfo_consumers(stream, GROUP) == [], "its name goes with it"
 
 
+def test_a_letter_that_can_not_be_added_keeps_nobody_else_waiting(client: redis.Redis, stream: str) -> None:
+    """What is done is acknowledged, whatever becomes of it."""
+    client.set(f"{stream}:dead", "no stream")
+    add(client, stream, "bad", payload="{")
+    add(client, stream, "good")
+    with Receiver("memory://") as receiver:
+        consumer = consumer_of(client, stream, receiver)
+        with pytest.raises(redis.ResponseError):
+            consumer.run_once(lambda message: None)
+    assert pending(client, stream) == 1
+    client.delete(f"{stream}:dead")
+
+
 def test_a_client_with_little_patience_is_not_made_to_wait_longer(
     valkey: Any, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:

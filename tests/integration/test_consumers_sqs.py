@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from tests.integration.consumers_helpers import SIZES, SlowClock, deliveries, storm
 
 from effectonce import Message, Policy, Receiver
@@ -173,6 +174,34 @@ def test_a_letter_with_many_attributes_keeps_them(queue: Queue) -> None:
     (letter,) = queue.letters()
     assert json.loads(letter["dead-attributes"])["a8"] == "v"
     assert letter["dead-reason"] == "undecodable"
+
+
+def test_bad_messages_as_large_as_can_be_are_put_aside_in_parts(queue: Queue) -> None:
+    """Together with the reason, and together with each other, they are more than SQS takes at once."""
+    bodies = ["é" * (1 << 19), "x" * (1 << 20)]
+    for body in bodies:
+        queue.send("large", body)
+    queue.send("good")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consumer = consumer_of(queue, receiver)
+        until(consumer, lambda message: ran.append(message.id), lambda: not queue.size())
+    assert ran == ["good"]
+    letters = sorted(queue.letters(), key=lambda letter: (letter["dead-part"], letter[""]))
+    assert [letter["dead-part"] for letter in letters] == ["1/2", "1/2", "2/2", "2/2"]
+    x_1, e_1, x_2, e_2 = (letter[""] for letter in letters)
+    assert [e_1 + e_2, x_1 + x_2] == bodies
+
+
+def test_a_letter_that_can_not_be_sent_keeps_nobody_else_waiting(queue: Queue) -> None:
+    """What is done is deleted first."""
+    queue.send("bad", "{")
+    queue.send("good")
+    with Receiver("memory://") as receiver:
+        consumer = consumer_of(queue, receiver, dead_letter=f"{queue.url}-nobody-made-this")
+        with pytest.raises(ClientError):
+            consumer.run_once(lambda message: None)
+    assert queue.size() == 1
 
 
 def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(queue: Queue) -> None:

@@ -153,16 +153,17 @@ class _Stream:
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         assert self._confirmed is not None
-        for delivery, verdict in settled:
-            match verdict:
-                case Nack(delay=delay):
-                    await delivery.handle.nak(delay)
-                case DeadLetter():
-                    await put_aside(self._context, self._dead, delivery.handle, delivery, verdict)
-                    await delivery.handle.term()
         await self._confirmed.acknowledge(
             [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack)]
         )
+        for delivery, verdict in settled:
+            if isinstance(verdict, Nack):
+                await delivery.handle.nak(verdict.delay)
+        # Last: a letter that can't be published must not keep others from being settled.
+        for delivery, verdict in settled:
+            if isinstance(verdict, DeadLetter):
+                await put_aside(self._context, self._dead, delivery.handle, delivery, verdict)
+                await delivery.handle.term()
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

@@ -26,7 +26,7 @@ from .._durations import Duration, seconds
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
 
 try:
     import redis
@@ -153,21 +153,20 @@ class _Streams:
         return Delivery(entry_id, self._stream, ids, fields, size, int(milliseconds) / 1000, times)
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
-        letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
-        if letters:  # put aside first: an entry that is acknowledged is gone from the group
-            pipeline = self._client.pipeline(transaction=False)
-            for delivery, letter in letters:
-                pipeline.xadd(self._dead, delivery.body | labels(letter, delivery))
-            await _done(pipeline.execute())
         pipeline = self._client.pipeline(transaction=False)
-        done = [delivery.handle for delivery, verdict in settled if not isinstance(verdict, Nack)]
+        done = [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack)]
         if done:
             pipeline.xack(self._stream, self.group, *done)
         for delivery, verdict in settled:
             if isinstance(verdict, Nack):
                 idle_ms = max(self._idle_ms - int(verdict.delay * 1000), 0)
                 self._hold(pipeline, [delivery.handle], idle_ms)
+        letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
+        for delivery, letter in letters:
+            pipeline.xadd(self._dead, delivery.body | labels(letter, delivery))
         await _done(pipeline.execute())
+        if letters:  # put aside first: an entry that is acknowledged is gone from the group
+            await _done(self._client.xack(self._stream, self.group, *(each.handle for each, _ in letters)))
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         pipeline = self._client.pipeline(transaction=False)

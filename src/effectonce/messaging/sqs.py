@@ -11,14 +11,16 @@ their messages is extended; a pause before another delivery is a shorter or long
 
 In a FIFO queue the messages of a group are handled in order, and a group stops at its first failure: what comes after
 it becomes visible together with it. What can't be processed is sent to the queue ``dead_letter``, with the reason in
-its attributes, and then deleted; that queue is made when it is missing.
+its attributes, and then deleted; that queue is made when it is missing. What is too large together with the reason is
+sent in parts.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -26,7 +28,7 @@ from .._durations import Duration, seconds
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, labels
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels
 
 try:
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
@@ -49,6 +51,8 @@ ASKED = [
 ]
 """What SQS is asked to tell of a message: what is needed here, and what an ``id=`` might go by."""
 LONGEST_VISIBILITY = 43_200
+LEAST_ROOM, ROOM_FOR_PART = 262_144, 256
+"""Bytes that every queue takes at once unless it is told otherwise, and what it takes to tell of a part."""
 
 log = logging.getLogger("effectonce.messaging")
 
@@ -140,17 +144,35 @@ class _Queue:
         return Delivery(message, self._name, ids, body, len(body), sent, times, group)
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
-        letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
-        for some in _pieces(letters):
-            entries = [self._letter(number, *each) for number, each in enumerate(some)]
-            answer = self._client.send_message_batch(QueueUrl=self._dead, Entries=entries)
-            if answer.get("Failed"):  # then none is deleted: they come again, and are put aside then
-                raise ClientError({"Error": answer["Failed"][0]}, "SendMessageBatch")
-        done = [delivery for delivery, verdict in settled if not isinstance(verdict, Nack)]
-        self._many(self._client.delete_message_batch, done, lambda _: {})
+        self._delete([delivery for delivery, verdict in settled if isinstance(verdict, Ack)])
         pauses = self._pauses(settled)
         later = [delivery for delivery, verdict in settled if isinstance(verdict, Nack)]
         self._change_visibility(later, lambda delivery: pauses[_group_of(delivery)])
+        # Last: a letter that can't be sent must not keep others from being settled.
+        letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
+        self._put_aside([entry for each in letters for entry in self._letter(*each)])
+        self._delete([delivery for delivery, _ in letters])
+
+    def _put_aside(self, entries: Sequence[dict[str, Any]]) -> None:
+        for some in _loads(entries, self._room):
+            numbered = [{"Id": str(number), **entry} for number, entry in enumerate(some)]
+            answer = self._client.send_message_batch(QueueUrl=self._dead, Entries=numbered)
+            if answer.get("Failed"):  # then none is deleted: they come again, and are put aside then
+                raise ClientError({"Error": answer["Failed"][0]}, "SendMessageBatch")
+
+    @cached_property
+    def _room(self) -> int:
+        """How many bytes the queue for dead letters takes at once. Whoever may not ask knows the least."""
+        try:
+            answer = self._client.get_queue_attributes(
+                QueueUrl=self._dead, AttributeNames=["MaximumMessageSize"]
+            )
+            return int(answer["Attributes"]["MaximumMessageSize"])
+        except (ClientError, KeyError):
+            return LEAST_ROOM
+
+    def _delete(self, deliveries: Sequence[Delivery]) -> None:
+        self._many(self._client.delete_message_batch, deliveries, lambda _: {})
 
     def _pauses(self, settled: Sequence[tuple[Delivery, Verdict]]) -> dict[Any, int]:
         """How long messages stay invisible. Those of one group come back together, and so in order."""
@@ -161,25 +183,26 @@ class _Queue:
                 pauses[_group_of(delivery)] = max(pause, pauses.get(_group_of(delivery), 0))
         return pauses
 
-    def _letter(self, number: int, delivery: Delivery, letter: DeadLetter) -> dict[str, Any]:
+    def _letter(self, delivery: Delivery, letter: DeadLetter) -> Iterator[dict[str, Any]]:
+        """What to send: mostly one, and parts of a message that is too large together with what is told of it."""
         message = delivery.handle
         own = message.get("MessageAttributes", {})
         told = labels(letter, delivery)
-        if len(own) + len(told) > AT_ONCE:
+        if len(own) + len(told) >= AT_ONCE:  # one more says which part it is
             told["dead-attributes"], own = (
                 json.dumps({name: _value(own[name]) for name in own}, default=repr),
                 {},
             )
-        attributes = {name: {"DataType": "String", "StringValue": text} for name, text in told.items()}
-        entry = {
-            "Id": str(number),
-            "MessageBody": message["Body"],
-            "MessageAttributes": {**own, **attributes},
-        }
-        if self._is_fifo:
-            entry["MessageGroupId"] = message["Attributes"]["MessageGroupId"]
-            entry["MessageDeduplicationId"] = message["MessageId"]
-        return entry
+        about = {**own, **_attributes(told)}
+        for more, text in _text_parts(delivery.body, self._room - _size(about) - ROOM_FOR_PART):
+            entry = {
+                "MessageBody": text,
+                "MessageAttributes": {**about, **_attributes(more)},
+            }
+            if self._is_fifo:
+                entry["MessageGroupId"] = message["Attributes"]["MessageGroupId"]
+                entry["MessageDeduplicationId"] = "-".join((message["MessageId"], *more.values()))
+            yield entry
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         self._change_visibility(deliveries, lambda _: self._visibility)
@@ -227,6 +250,49 @@ def _value(attribute: dict[str, Any] | None) -> object:
         if kind.startswith("String")
         else float(attribute.get("StringValue", "nan"))
     )
+
+
+def _attributes(told: Mapping[str, str]) -> dict[str, Any]:
+    return {name: {"DataType": "String", "StringValue": text} for name, text in told.items()}
+
+
+def _size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many bytes attributes take, by SQS's own count: names, types and values."""
+    return sum(
+        len(each if isinstance(each, bytes) else str(each).encode("utf-8", "surrogatepass"))
+        for name, attribute in attributes.items()
+        for each in (name, *attribute.values())
+    )
+
+
+def _text_parts(body: bytes, room: int) -> list[tuple[dict[str, str], str]]:
+    """A body in parts that fit, mostly in one; none ends in the middle of a character."""
+    found: list[str] = []
+    start = 0
+    while start < len(body) or not found:
+        end = start + max(room, ROOM_FOR_PART)
+        while end < len(body) and body[end] & 0xC0 == 0x80:
+            end -= 1
+        found.append(body[start:end].decode("utf-8", "surrogatepass"))
+        start = end
+    if len(found) == 1:
+        return [({}, found[0])]
+    return [({"dead-part": f"{number}/{len(found)}"}, text) for number, text in enumerate(found, 1)]
+
+
+def _loads(entries: Iterable[dict[str, Any]], room: int) -> Iterator[list[dict[str, Any]]]:
+    """Entries of a request each: ten at most, and together no larger than one may be."""
+    some: list[dict[str, Any]] = []
+    left = room
+    for entry in entries:
+        size = len(entry["MessageBody"].encode("utf-8", "surrogatepass")) + _size(entry["MessageAttributes"])
+        if some and (len(some) == AT_ONCE or size > left):
+            yield some
+            some, left = [], room
+        some.append(entry)
+        left -= size
+    if some:
+        yield some
 
 
 def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
