@@ -122,3 +122,17 @@ def test_what_is_wrong_is_said_at_once(world: World, capsys: pytest.CaptureFixtu
     assert "effectonce migrate --outbox" in table
     assert "can't hold an outbox" in database
     assert "secret" not in database
+
+
+@pytest.mark.parametrize("command", [["relay", "--lag"], ["migrate", "--outbox"], ["migrate", "--versions"]])
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:secret@[::1/db", "postgresql://h/db?password=secret&pasword=secret"]
+)
+def test_a_url_that_libpq_does_not_understand_shows_no_password(
+    capsys: pytest.CaptureFixture[str], command: list[str], url: str
+) -> None:
+    """The words of libpq would."""
+    assert main([*command, url]) == 2
+    said = "".join(capsys.readouterr())
+    assert "no URL that libpq understands" in said
+    assert "secret" not in said

@@ -27,6 +27,7 @@ from tests.servers.proxy import FaultProxy
 from effectonce.errors import UsageError
 from effectonce.outbox import Unsent
 from effectonce.outbox.publishers import open_publisher
+from effectonce.outbox.publishers.webhook import Webhook
 from effectonce.testing.clocks import wait_until
 
 PLACES: dict[str, tuple[str, type[Place]]] = {
@@ -188,6 +189,14 @@ def test_a_webhook_that_is_away_counts_no_attempt() -> None:
     """Nobody listens there."""
     (answer,) = published(open_publisher("http://127.0.0.1:9/x"), [event(1, "t")])
     assert isinstance(answer, Unsent)
+
+
+def test_a_webhook_is_told_who_calls() -> None:
+    """User and password of the URL, as every other client sends them; a header of one's own goes first."""
+    url = "https://me:p%40ss@host/x"
+    assert Webhook.from_url(url)._headers == {"Authorization": "Basic bWU6cEBzcw=="}
+    own = {"Authorization": "Bearer t"}
+    assert Webhook(url, headers=own)._headers == own
 
 
 def test_an_unknown_broker_is_refused() -> None:

@@ -17,6 +17,7 @@ try:
     import psycopg
 except ImportError as error:
     raise MissingExtra("The outbox on PostgreSQL needs psycopg: pip install effectonce[postgres]") from error
+from ..stores._postgres_wire import parameters_of
 
 ALREADY_THERE = (
     psycopg.errors.DuplicateTable,
@@ -204,8 +205,10 @@ def _array(numbers: list[int]) -> str:
 
 
 def _for_libpq(url: str) -> str:
-    """A URL without what is ours."""
+    """A URL without what is ours, which libpq understands: else it is told here, and without its password."""
     plain, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in OF_THE_STORE]
     scheme, _, place = plain.partition("://")
-    return f"{scheme.partition('+')[0]}://{place}?{'&'.join(pairs)}".rstrip("?")
+    cleaned = f"{scheme.partition('+')[0]}://{place}?{'&'.join(pairs)}".rstrip("?")
+    parameters_of(cleaned)
+    return cleaned

@@ -30,16 +30,21 @@ SYNC, ABORTED = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.PIPELINE_ABORTED
 SQLSTATE, MESSAGE = pq.DiagnosticField.SQLSTATE, pq.DiagnosticField.MESSAGE_PRIMARY
 
 
-def dialler(url: str, seconds: float, prepare: bool) -> Connect:
-    """What opens connections to the database that a URL names."""
+def parameters_of(url: str) -> dict[str, Any]:
+    """What libpq makes of a URL."""
     try:
-        given = conninfo_to_dict(url)
+        return dict(conninfo_to_dict(url))
     except psycopg.ProgrammingError as error:
         # Other complaints may quote a password.
         why = f": {error}" if str(error).startswith("invalid URI query parameter") else ""
         raise UsageError(
             f"{shown(url)!r} is no URL that libpq understands{why.strip()}. Write postgresql://user:password@host/database."
         ) from None
+
+
+def dialler(url: str, seconds: float, prepare: bool) -> Connect:
+    """What opens connections to the database that a URL names."""
+    given = parameters_of(url)
     parameters: dict[str, Any] = {"connect_timeout": ceil(seconds), "application_name": "effectonce", **given}
     if prepare:
         said = ["-c " + f"{name}={value}".replace(" ", "\\ ") for name, value in settings(seconds).items()]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import http.client
 import ssl
 import threading
+from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Self
-from urllib.parse import quote
+from urllib.parse import SplitResult, quote, unquote
 
 from ...errors import UsageError
 from ...stores._urls import shown, split
@@ -49,7 +50,7 @@ class Webhook:
         parts = split(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{shown(url)!r} is no URL of a webhook: write https://host/path.")
-        self._parts, self._headers, self._timeout = parts, headers or {}, timeout
+        self._parts, self._headers, self._timeout = parts, {**_login(parts), **(headers or {})}, timeout
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="effectonce-webhook")
         self._own = threading.local()
@@ -57,7 +58,7 @@ class Webhook:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """``https://host/hooks/{topic}``."""
+        """``https://user:password@host/hooks/{topic}``."""
         return cls(url)
 
     def publish(self, events: Sequence[Event]) -> Results:
@@ -117,6 +118,14 @@ class Webhook:
         for connection in self._open:
             with suppress(OSError):
                 connection.close()
+
+
+def _login(parts: SplitResult) -> dict[str, str]:
+    """User and password of a URL as a header, which is all that they can mean."""
+    if parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
 
 
 SAFE = "!#$&'()*+,-./:;<=>?@[]^_`{|}~ "
