@@ -343,6 +343,28 @@ def test_a_refusal_by_the_session_is_no_answer_to_a_request(shop: Shop, tmp_path
     assert (second.answer_to("invoice-7"), second.in_doubt()) == (201, [])
 
 
+@pytest.mark.parametrize("echoed", [True, False], ids=["by the server", "by a proxy"])
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirection_to_a_get_takes_nothing_of_the_session_along(status: int, echoed: bool) -> None:
+    """It is an answer if it comes from the session's server; the GET may lead to another host."""
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if request.method == "GET":
+            return httpx.Response(200)
+        echo = {"request-number": request.headers["request-number"]} if echoed else {}
+        return httpx.Response(status, headers={"location": "http://elsewhere/receipt", **echo})
+
+    session = ClientSession(Opened("c" * 32))
+    transport = SessionTransport(session, httpx.MockTransport(handler), rules=QUICK)
+    with httpx.Client(transport=transport, follow_redirects=True) as client:
+        assert client.post("http://shop/pay", content=b"5").status_code == 200
+    assert [request.method for request in seen] == ["POST", "GET"]
+    assert not {"client-id", "request-number", "acked-through", "client-epoch"} & set(seen[1].headers)
+    assert session.outstanding == ([] if echoed else [1])
+
+
 def test_httpx_on_an_event_loop(shop: Shop, tmp_path: Path) -> None:
     """Many at once, more than the window; each happens once, and what waits for room does not block the loop."""
 

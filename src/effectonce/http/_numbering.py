@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 
 from ..errors import UsageError
 from ..sessions import ClientSession, Request
-from ..sessions._request import CLIENT, NUMBER
-from ._retrying import Answer, Rules, problem_in
+from ..sessions._request import CLIENT, HEADERS, NUMBER
+from ._retrying import Answer, Rules, is_redirect, problem_in
 
 REFUSALS = frozenset({"session-expired", "request-stale", "client-fenced", "request-invalid"})
 """Codes of the session's own answers: this try did nothing, and what became of an earlier one they do not say."""
+TO_A_GET = (301, 302, 303)
+"""Redirections that clients follow with a GET, whatever was redirected."""
 
 
 class Numbering:
@@ -49,9 +51,18 @@ class Numbering:
             headers[header] = value
         return numbered
 
-    def settle(self, request: Request, answer: Answer) -> None:
-        """Acknowledge an answer that says what became of a request; else it stays outstanding."""
-        if self.rules.settles(answer) and problem_in(answer)[0] not in REFUSALS:
+    def settle(self, request: Request, answer: Answer, headers: MutableMapping[str, str]) -> None:
+        """Acknowledge an answer that says what became of a request; else it stays outstanding.
+
+        A redirection that makes a GET of it is one, if the session's server says so, which echoes the number. The GET
+        takes nothing of the session along: it may lead to another host.
+        """
+        is_answer = self.rules.settles(answer) and problem_in(answer)[0] not in REFUSALS
+        if is_redirect(answer) and answer.status in TO_A_GET:
+            is_answer = answer.headers.get(NUMBER.lower()) == str(request.number)
+            for name in HEADERS:
+                headers.pop(name, None)
+        if is_answer:
             self.session.done(request, answer.status)
 
     @contextmanager

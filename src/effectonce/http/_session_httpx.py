@@ -56,7 +56,7 @@ class SessionTransport(_Numbered, IdempotencyTransport):
         numbered = self.begin(request, request.read())
         with self.numbering.noted(numbered):
             response = super().handle_request(request)
-        self.numbering.settle(numbered, self.answer(response))
+        self.numbering.settle(numbered, self.answer(response), request.headers)
         return response
 
 
@@ -76,7 +76,7 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
         numbered = await self._aside(self.begin, request, await request.aread())
         with self.numbering.noted(numbered):
             response = await super().handle_async_request(request)
-        await self._aside(self.numbering.settle, numbered, self.answer(response))
+        await self._aside(self.numbering.settle, numbered, self.answer(response), request.headers)
         return response
 
     async def _aside(self, work: Any, *args: Any) -> Any:
