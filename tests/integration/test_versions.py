@@ -384,6 +384,48 @@ def test_a_second_row_of_one_effect_is_not_written(place: Place) -> None:
     assert place.ask("SELECT id, effect_key FROM payments ORDER BY id") == [(1, "pay-1"), (3, "PAY-1")]
 
 
+def test_the_unique_column_may_be_the_primary_key(place: Place) -> None:
+    """Whatever the engine calls its index."""
+    place.make(
+        "DROP TABLE IF EXISTS bookings", "CREATE TABLE bookings (id VARCHAR(80) PRIMARY KEY, cents INTEGER)"
+    )
+    with place.open() as connection:
+        table = connection.on(UniqueEffect("bookings", column="id"))
+        assert [table.insert({"cents": 5}, key="b-1"), table.insert({"cents": 5}, key="b-1")] == [True, False]
+        connection.commit()
+    assert place.ask("SELECT id, cents FROM bookings") == [("b-1", 5)]
+
+
+def test_the_error_of_a_primary_key_is_told_from_others(server: Place) -> None:
+    """It is the effect's if the column is the table's key."""
+    server.make(
+        "DROP TABLE IF EXISTS bookings",
+        "CREATE TABLE bookings (id VARCHAR(80) PRIMARY KEY, effect_key VARCHAR(80) UNIQUE)",
+        "INSERT INTO bookings VALUES ('b-1', 'k-1')",
+    )
+    told = []
+    with server.open() as connection:
+        for values in ("('b-1', 'k-2')", "('b-2', 'k-1')"):
+            with pytest.raises(Exception, match=r"(?i)duplicate") as refused:
+                connection.sql(f"INSERT INTO bookings VALUES {values}")
+            connection.rollback()
+            told.append(UniqueEffect("bookings").already_done(refused.value))
+            if server.dialect == "postgresql":
+                told.append(UniqueEffect("bookings", column="id").already_done(refused.value))
+    assert told == ([False, True, True, False] if server.dialect == "postgresql" else [False, True])
+
+
+@pytest.mark.parametrize(
+    ("key", "is_done"), [("effect_key", True), ("payments.effect_key", True), ("refunds.effect_key", False)]
+)
+def test_mysql_names_the_table_of_a_duplicate(key: str, is_done: bool) -> None:
+    """MySQL 8 does, and another table's is another effect's; MariaDB does not."""
+    import pymysql
+
+    error = pymysql.err.IntegrityError(1062, f"Duplicate entry 'x' for key '{key}'")
+    assert PAYMENTS.already_done(error) is is_done
+
+
 def test_rows_from_before_need_no_key(place: Place) -> None:
     """The column can be added to a table that is in use."""
     place.make("INSERT INTO payments (id, cents) VALUES (1, 5), (2, 5)")

@@ -35,7 +35,8 @@ class UniqueEffect:
     def __init__(self, table: str, *, column: str = "effect_key", constraint: str | None = None) -> None:
         self.table, self.column = check_table(table), check_name("column", column)
         self.constraint = check_name("constraint", constraint or f"{self.table[-1]}_{column}_once"[:63])
-        self.has_index = False
+        self.indexes: set[str] = set()
+        """What they are called in the database, where it was asked."""
 
     def schema(self, dialect: Dialect) -> list[str]:
         """The statements that add the column and its unique index: for your migrations.
@@ -73,13 +74,17 @@ class UniqueEffect:
         return any(self._names_constraint(cause) for cause in and_causes(error))
 
     def _names_constraint(self, error: BaseException) -> bool:
-        names = {self.constraint, f"{self.table[-1]}_{self.column}_key", self.column}
+        names = {self.constraint, f"{self.table[-1]}_{self.column}_key", self.column, *self.indexes}
         if getattr(error, "sqlstate", None) == "23505":  # PostgreSQL, by psycopg and asyncpg
-            told = getattr(error, "constraint_name", None) or getattr(error, "diag", error)
-            return getattr(told, "constraint_name", told) in names
-        if error.args[:1] == (1062,):  # MySQL and MariaDB: … for key 'table.index'
-            key = re.search(r"'(?:[^']*\.)?([^'.]+)'\s*$", str(error.args[-1]))
-            return key is not None and key[1] in names
+            told: Any = getattr(error, "diag", error)
+            name = getattr(told, "constraint_name", None)
+            if name == f"{self.table[-1]}_pkey":  # … Key (column)=(value) …
+                detail = getattr(told, "message_detail", None) or getattr(told, "detail", None) or ""
+                return f"({self.column})=(" in detail
+            return name in names
+        if error.args[:1] == (1062,):  # MySQL: … for key 'table.index'; MariaDB: … for key 'index'
+            key = re.search(r"'(?:([^']*)\.)?([^'.]+)'\s*$", str(error.args[-1]))
+            return key is not None and key[1] in (None, self.table[-1]) and key[2] in names
         told = re.fullmatch("UNIQUE constraint failed: (.*)", str(error.args[0]) if error.args else "")
         return told is not None and told[1] in (
             f"{self.table[-1]}.{self.column}",
@@ -138,11 +143,12 @@ class EffectTable:
     async def _check_index(self) -> None:
         """Other engines refuse to look for a conflict that can't be; MySQL would write one row after the other."""
         effect = self._effect
-        if effect.has_index:
+        if effect.indexes:
             return
         place = [*[None] * (2 - len(effect.table)), *effect.table]
-        effect.has_index = bool((await self._line.ours("unique_index", [*place, effect.column])).rows)
-        if not effect.has_index:
+        rows = (await self._line.ours("unique_index", [*place, effect.column])).rows
+        effect.indexes = {plain(name) for (name,) in rows}
+        if not effect.indexes:
             raise UsageError(
                 f"The column {effect.column!r} of {'.'.join(effect.table)} has no unique index of its own, so it would"
                 " hold nothing back. Make it in a migration: UniqueEffect.schema('mysql')."
