@@ -176,6 +176,30 @@ def test_events_of_the_outbox_are_in_the_same_transaction(make_shop: Any) -> Non
     assert [topic for (topic,) in shop.ask("SELECT payload FROM effectonce_outbox")] == [b"a"]
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+def test_a_handler_that_commits_ends_the_consumer(make_shop: Any, fails: bool) -> None:
+    """What it has committed has no result, so every delivery would do it again. One that rolls back does no harm."""
+    shop = make_shop(False)
+
+    def handler(message: Message, connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO effects (id) VALUES (?)", (message.id,))
+        if message.id == "commits":
+            connection.commit()
+        if message.id == "rolls back":
+            connection.rollback()
+        if fails:
+            raise ValueError("no")
+
+    broker = ListBroker([of("rolls back")], [of("commits")])
+    consumer = Consumer(broker, shop.receiver, {"transaction": shop.blocking})
+    consumer.run_once(handler)
+    assert broker.verdicts()["rolls back"].reason == "failed"
+    with pytest.raises(UsageError, match="ended meanwhile"):
+        consumer.run_once(handler)
+    assert "commits" not in broker.verdicts()
+    assert shop.effects() == ["commits"]
+
+
 def test_mistakes_of_the_program_end_the_consumer(make_shop: Any) -> None:
     """They are not the messages' fault: nothing is settled, and the error says what to do."""
     shop, other = make_shop(False), Receiver("memory://")

@@ -5,7 +5,8 @@
 ``transaction()`` begins one: a context manager with a connection, which commits when it is left. Messages of one group
 (a Kafka partition, a FIFO group) are a transaction of their own, and groups run side by side; all others of a batch are
 one transaction together. A handler that raises is undone to its savepoint and spoils nobody else. What spoils the
-transaction itself (a constraint that is checked at COMMIT, a handler that ends it) has its messages run one by one.
+transaction itself (a constraint that is checked at COMMIT, a handler that rolls it back) has its messages run one by
+one. A handler that commits it ends the consumer.
 What the engine asks to be run again is run again, whole; a COMMIT without a reply is settled by the records.
 """
 
@@ -31,7 +32,7 @@ from ..errors import (
     UsageError,
 )
 from ..transactions._batch import _Piece
-from ..transactions._flow import AtomicAttempt
+from ..transactions._flow import AtomicAttempt, ended_meanwhile
 from ..transactions._retrying import TRIES, may_help, pause
 from ._delivery import DONE, DeadLetter, Delivery, Held
 
@@ -137,6 +138,9 @@ class Atomic:
         except Exception as error:
             if is_away(error):
                 return [unanswered(error)] * len(slots)
+            if key := await self._committed(colour, slots):
+                # Its effects without its result: they would happen again with every delivery.
+                raise Unfit(ended_meanwhile(key)) from error
             if len(slots) == 1:
                 return [await self._counted(colour, slots[0], error)]
         outcomes: list[Outcome[Any]] = []
@@ -166,6 +170,17 @@ class Atomic:
             return outcomes
 
         return await in_transaction(colour, self._begin, body)
+
+    async def _committed(self, colour: Colour, slots: Sequence[Slot]) -> str:
+        """The key of a claim that is there after its transaction was given up: some handler has committed that."""
+        for call, _ in slots:
+            try:
+                record = await colour.store.get(call.key)
+            except StoreError:
+                continue
+            if record is not None and (record.state, record.owner) == (State.PENDING, call.claim.owner):
+                return call.key
+        return ""
 
     async def _counted(self, colour: Colour, slot: Slot, error: Exception) -> Outcome[Any]:
         """The outcome of a message whose transaction can't be committed: a failed attempt, in one that can."""
