@@ -83,11 +83,7 @@ class Program:
     def ask(self, name: str, version: int, aside: bool) -> Entry | None:
         """Ask for a step: what is in the journal of it; None if it has to be run."""
         if name in self._asked:
-            raise UsageError(
-                f"This attempt has asked for a step {name!r} before. Give every step a name of its own, such as "
-                f"'{name} 2': its result is remembered under it.",
-                key=self._key,
-            )
+            raise asked_before(name, self._key)
         if name in self._given_back:
             entry = self._given_back.pop(name)
         else:
@@ -120,6 +116,15 @@ class Program:
                 recorded=expected.name,
                 asked=name,
             )
+
+
+def asked_before(name: str, key: str) -> UsageError:
+    """The error of a name that stands for two steps."""
+    return UsageError(
+        f"This attempt has asked for a step {name!r} before. Give every step a name of its own, such as "
+        f"'{name} 2': its result is remembered under it.",
+        key=key,
+    )
 
 
 def unavailable(name: str, why: str, key: str) -> ResultUnavailable:

@@ -58,6 +58,7 @@ class Journal:
         self._recorded = attempt.guarantee in ("fenced", "at_most_once")
         self._unsaved: dict[str, int] = {}  # by name, the length of the journal that has to be written for it
         self._program = progress.Program(self._text, attempt.key)
+        self._elsewhere: set[str] = set()  # steps of this run that have records of their own, in transactions
 
     @property
     def entries(self) -> list[progress.Entry]:
@@ -78,6 +79,19 @@ class Journal:
         """The handler was not given this step's result: it may ask again."""
         with self._lock:
             self._program.give_back(name)
+
+    def was_elsewhere(self, name: str) -> bool:
+        """Whether a step was done in a transaction before. That may have been rolled back: its own record knows."""
+        with self._lock:
+            if name not in self._elsewhere:
+                return False
+            self._program.give_back(name)
+            return True
+
+    def is_elsewhere(self, name: str) -> None:
+        """A step was done in a transaction, which is still to be committed."""
+        with self._lock:
+            self._elsewhere.add(name)
 
     async def add(self, colour: Colour, entry: progress.Entry, value: Any, hint: Any) -> progress.Entry:
         """Record a step that was run. One whose result can't be kept is recorded all the same: it did happen."""
@@ -257,10 +271,15 @@ class Step:
         home = self.attempt.flow.home
         receiver = home.on(connection)
         colour = receiver.asyncio if awaits else receiver.blocking
+        journal = journal_of(self.attempt)
+        was_done = journal.was_elsewhere(self.name)
         if await self.ask(home.asyncio if awaits else home.blocking):
             call = call_of(keys.prefix("", STEP_OPERATION) + self.key, b"", self.attempt.policy, self._hint)
             with self._or_again():
                 outcome = (await receiver.flow.run(colour, call, function, args, kwargs)).unwrap()
+                if was_done and outcome.replayed:  # it was not rolled back, so this is another step
+                    raise progress.asked_before(self.name, self.attempt.key)
+            journal.is_elsewhere(self.name)
             self.attempt.flow.tell_step(self.attempt, f"{self.name}: {outcome.status}")
             self._settle(outcome.value)
         return self._value

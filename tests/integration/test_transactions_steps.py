@@ -115,6 +115,28 @@ def test_a_step_is_rolled_back_with_its_effect(world: World, id: str) -> None:
     asyncio.run(story())
 
 
+def test_a_transaction_that_was_rolled_back_is_tried_again_in_the_same_attempt(world: World, id: str) -> None:
+    """Its step is asked for once more, and runs. When it is committed its name stands for it alone."""
+
+    async def story() -> None:
+        async with world.desk() as desk:
+
+            async def body() -> Any:
+                await step(desk, "reserve", id, on=desk.connection)
+                await desk.rollback()
+                done = await step(desk, "reserve", id, on=desk.connection)
+                await desk.commit()
+                with pytest.raises(UsageError, match="name of its own"):
+                    await step(desk, "reserve", id, on=desk.connection)
+                await desk.rollback()
+                return done
+
+            assert (await process(desk, world.receiver, id, body)).value == "reserve done"
+            assert world.place.count(id) == 1
+
+    asyncio.run(story())
+
+
 def test_a_step_that_raises_is_undone_and_the_transaction_goes_on(world: World, id: str) -> None:
     """What it wrote is gone, and it may be asked for again in the same transaction."""
 
