@@ -168,17 +168,24 @@ class OnJetStream(Place):
         wait_until(lambda: self._is_taken(data, about))
 
     def _is_taken(self, data: bytes, headers: dict[str, str]) -> bool:
+        return self._runner.run(self._taken(data, headers))
+
+    async def _taken(self, data: bytes, headers: dict[str, str]) -> bool:
         """Whether the broker took a message: it drops a repetition that comes within its window."""
-        answer = self._runner.run(self._context.publish(self.name, data, headers=headers))
+        answer = await self._context.publish(self.name, data, headers=headers)
         return not answer.duplicate
 
     def send_all(self, orders: list[str]) -> None:
-        while orders:
-            orders = [
-                order
-                for order in orders
-                if not self._is_taken(json.dumps({"order": order}).encode(), {"Nats-Msg-Id": order})
-            ]
+        async def send(left: list[str]) -> None:
+            while left:
+                sent = [
+                    self._taken(json.dumps({"order": order}).encode(), {"Nats-Msg-Id": order})
+                    for order in left
+                ]
+                answers = await asyncio.gather(*sent)
+                left = [order for order, taken in zip(left, answers, strict=True) if not taken]
+
+        self._runner.run(send(orders))
 
     def is_drained(self) -> bool:
         from nats.js.errors import NotFoundError
