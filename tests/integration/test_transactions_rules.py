@@ -7,8 +7,8 @@ import gc
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -849,6 +849,24 @@ def lost_anywhere(scene: Scene, proxied: Place) -> int:
         proxy.heal()
         elsewhere.receiver.close()
     return lost
+
+
+def test_a_transaction_that_keeps_errors_to_itself_is_refused() -> None:
+    """Else its body would run for ever."""
+
+    async def fail(_: object) -> NoReturn:
+        raise ValueError
+
+    with pytest.raises(UsageError, match="to itself"):
+        retrying(lambda: suppress(ZeroDivisionError), lambda _: 1 // 0)
+    with pytest.raises(UsageError, match="to itself"):
+        asyncio.run(aretrying(silently, fail))
+
+
+@asynccontextmanager
+async def silently() -> AsyncIterator[None]:
+    with suppress(ValueError):
+        yield
 
 
 def test_what_breaks_elsewhere_is_no_reason_to_run_again(scene: Scene) -> None:

@@ -42,6 +42,8 @@ def retrying(
             if tried >= tries or not may_help(error):
                 raise
             time.sleep(pause(tried, error))
+        else:
+            raise swallowed()
     raise AssertionError("unreachable")
 
 
@@ -63,7 +65,17 @@ async def aretrying(
             if tried >= tries or not may_help(error):
                 raise
             await sleep(pause(tried, error))
+        else:
+            raise swallowed()
     raise AssertionError("unreachable")
+
+
+def swallowed() -> UsageError:
+    """What to say when neither a result nor an error has come out of a transaction."""
+    return UsageError(
+        "The transaction has kept an error of its body to itself, so nobody knows what became of it. What begin() "
+        "gives has to roll back and raise."
+    )
 
 
 def may_help(error: BaseException) -> bool:
