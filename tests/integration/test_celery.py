@@ -91,6 +91,8 @@ def site(broker: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
             task_default_queue=queue, result_backend_transport_options={"global_keyprefix": queue}
         )
         yield Site(workers, app)
+        app.backend.result_consumer.stop()
+        app.backend.client.connection_pool.disconnect()  # which an app that is closed leaves to the collector
 
 
 @BROKERS
