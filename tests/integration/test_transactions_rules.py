@@ -170,6 +170,21 @@ def test_autocommit_below_sqlalchemys_event_loop_is_found_out(scene: Scene) -> N
     asyncio.run(process())
 
 
+@pytest.mark.parametrize(("encoding", "letter"), [("LATIN1", "ä"), ("EUC_JP", "漢")])
+def test_a_connection_need_not_speak_utf8(postgres_scene: Scene, encoding: str, letter: str) -> None:
+    """Keys and results are the same to all, before and inside of a transaction that has begun."""
+    scene = postgres_scene
+    for number, first in enumerate(["", "SELECT 1"]):
+        message = Message(id=f"{letter}-{number}")
+        with closing(scene.connect(client_encoding=encoding)) as connection:
+            connection.cursor().execute(first)
+            outcome = scene.receiver.on(connection).process(message, lambda _: letter)
+            connection.commit()
+        store: Any = scene.receiver.store
+        assert scene.receiver.key_of(message) in [record.key for record in blocking(store.scan())]
+        assert outcome.value == scene.receiver.process(message, lambda _: "again").value == letter
+
+
 def test_a_local_cache_holds_nothing_that_may_be_rolled_back(scene: Scene) -> None:
     """A duplicate in the same transaction is answered by what nobody has committed: after a rollback it runs."""
     message, policy = Message(id="a"), Policy(local_cache=10)

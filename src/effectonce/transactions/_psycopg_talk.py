@@ -33,9 +33,16 @@ rollback, and what it does not know of would be gone without a word."""
 
 
 def may_talk(connection: Any) -> bool:
-    """Whether a connection is in a transaction, and not in a pipeline of its user's: else it is psycopg's to begin."""
+    """Whether a connection is in a transaction, and not in a pipeline of its user's: else it is psycopg's to begin.
+
+    And whether it speaks UTF-8, as the values of a store do: else it is psycopg's to translate.
+    """
     pg = connection.pgconn
-    return bool(pg.transaction_status in IN_TRANSACTION and pg.pipeline_status == OFF)
+    return bool(
+        pg.transaction_status in IN_TRANSACTION
+        and pg.pipeline_status == OFF
+        and pg.parameter_status(b"client_encoding") == b"UTF8"
+    )
 
 
 def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Any, Any, list[Result]]:
