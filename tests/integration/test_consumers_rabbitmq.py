@@ -114,7 +114,8 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str
     queue.publish("good-1")
     queue.publish(None, b"{}")
     queue.publish(None, b"{}", headers={"id": 7})
-    queue.publish("undecodable", b"{", headers={"trace": "t-1"}, timestamp=int(time.time()))
+    own = {"correlation_id": "c-1", "reply_to": "answers", "type": "order", "app_id": "shop"}
+    queue.publish("undecodable", b"{", headers={"trace": "t-1"}, timestamp=int(time.time()), **own)
     queue.publish("future", timestamp=int(time.time()) + 3600)
     queue.publish("large", json.dumps("x" * 2000).encode())
     queue.publish("good-1", b'{"order": "another"}')
@@ -133,7 +134,22 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str
     assert "message_id" in letters[0].headers["dead-detail"], "it says where an id was looked for"
     assert (letters[2].message_id, letters[2].headers["trace"]) == ("undecodable", "t-1")
     assert "dead-first-seen" in letters[2].headers
+    assert {name: getattr(letters[2], name) for name in own} == own
     assert queue.size() == 0
+
+
+@CLIENTS
+def test_a_letter_that_is_not_taken_keeps_nobody_else_waiting(name: str, queue: Queue) -> None:
+    """What is done is acknowledged first; the bad one stays."""
+    full = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    queue._channel.queue_declare(f"{queue.name}.dead", durable=True, arguments=full)
+    queue.publish("bad", b"{")
+    queue.publish("good")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, queue, receiver, lambda m: ran.append(m.id), lambda: "good" in ran)
+    wait_until(lambda: queue.size() > 0)
+    assert (ran, queue.size()) == (["good"], 1)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from aiormq.exceptions import InvalidFrameError
 
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, labels
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
 log = logging.getLogger("effectonce.messaging")
 
@@ -129,10 +129,17 @@ class AioPika:
         for delivery, verdict in settled:
             if isinstance(verdict, Nack):
                 self._held.hold(now + verdict.delay, delivery.handle)
-            elif isinstance(verdict, DeadLetter):
-                await self._put_aside(delivery, verdict)
-        handles = [delivery.handle for delivery, verdict in settled if not isinstance(verdict, Nack)]
-        done = {_tag(message): message for message in handles}
+        await self._acknowledge(
+            [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack)]
+        )
+        # Last: a letter that can't be published must not keep others from being settled.
+        letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
+        for delivery, letter in letters:
+            await self._put_aside(delivery, letter)
+        await self._acknowledge([delivery.handle for delivery, _ in letters])
+
+    async def _acknowledge(self, messages: Sequence[AbstractIncomingMessage]) -> None:
+        done = {_tag(message): message for message in messages}
         together, others = self._arrivals.unsettled.settle(done)
         if together:
             await done[together].ack(multiple=True)
@@ -149,6 +156,11 @@ class AioPika:
             timestamp=message.timestamp,
             content_type=message.content_type,
             content_encoding=message.content_encoding,
+            correlation_id=message.correlation_id,
+            reply_to=message.reply_to,
+            type=message.type,
+            app_id=message.app_id,
+            priority=message.priority,
             delivery_mode=DeliveryMode.PERSISTENT,
         )
         await self._channel.default_exchange.publish(copy, self._dead)  # confirmed by the broker

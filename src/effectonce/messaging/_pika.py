@@ -14,7 +14,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker  # type: ignore[imp
 
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, labels
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
 NOT_FOUND, PRECONDITION_FAILED = 404, 406
 DEFAULT_HEARTBEAT = 60.0
@@ -123,21 +123,26 @@ class Pika:
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         now = time.monotonic()
-        done: list[int] = []
         with self._lock:
             for delivery, verdict in settled:
                 if isinstance(verdict, Nack):
                     self._held.hold(now + verdict.delay, delivery.handle)
-                    continue
-                if isinstance(verdict, DeadLetter):
-                    self._put_aside(delivery, verdict)
-                done.append(delivery.handle.method.delivery_tag)
-            together, others = self._unsettled.settle(done)
-            if together:
-                self._channel.basic_ack(together, multiple=True)
-            for tag in others:
-                self._channel.basic_ack(tag)
-            self._connection.process_data_events(time_limit=0)  # so that they are sent
+            self._acknowledge([delivery for delivery, verdict in settled if isinstance(verdict, Ack)])
+            # Last: a letter that can't be published must not keep others from being settled.
+            letters = [(each, verdict) for each, verdict in settled if isinstance(verdict, DeadLetter)]
+            for delivery, letter in letters:
+                self._put_aside(delivery, letter)
+            self._acknowledge([delivery for delivery, _ in letters])
+
+    def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        if not deliveries:
+            return
+        together, others = self._unsettled.settle(each.handle.method.delivery_tag for each in deliveries)
+        if together:
+            self._channel.basic_ack(together, multiple=True)
+        for tag in others:
+            self._channel.basic_ack(tag)
+        self._connection.process_data_events(time_limit=0)  # so that they are sent
 
     def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
         message: Incoming = delivery.handle
@@ -148,6 +153,11 @@ class Pika:
             timestamp=about.timestamp,
             content_type=about.content_type,
             content_encoding=about.content_encoding,
+            correlation_id=about.correlation_id,
+            reply_to=about.reply_to,
+            type=about.type,
+            app_id=about.app_id,
+            priority=about.priority,
             delivery_mode=PERSISTENT,
         )
         # Confirmed by the broker; one that it can't put anywhere is an error.
