@@ -383,6 +383,30 @@ def test_httpx_on_an_event_loop(shop: Shop, tmp_path: Path) -> None:
     assert len(shop.charges) == 24
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["without a journal", "with a journal"])
+def test_many_that_wait_for_a_number_keep_no_answer_from_coming(tmp_path: Path, noted: bool) -> None:
+    """Also when they are more than there are threads for all: an answer has to make room for them."""
+    journal = Journal(tmp_path / "session.db") if noted else None
+    session = ClientSession(Opened("c" * 32, window=4), journal=journal)
+
+    async def story() -> list[httpx.Response]:
+        full = asyncio.Barrier(4)
+
+        async def answer(_: httpx.Request) -> httpx.Response:
+            await full.wait()
+            return httpx.Response(201)
+
+        transport = AsyncSessionTransport(session, httpx.MockTransport(answer), rules=QUICK)
+        async with (
+            asyncio.timeout(30),
+            httpx.AsyncClient(transport=transport, base_url="http://shop", timeout=None) as client,
+        ):
+            return await asyncio.gather(*(client.post("/pay", content=b"5") for _ in range(60)))
+
+    assert {response.status_code for response in asyncio.run(story())} == {201}
+    assert (session.acked, session.outstanding) == (60, [])
+
+
 class _Quiet(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass

@@ -35,6 +35,11 @@ class Numbering:
         """Whether a number is to be had without waiting for answers or for a disk."""
         return self.session.is_quick
 
+    @property
+    def is_noted(self) -> bool:
+        """Whether what became of a request is written to a disk."""
+        return self.session.has_journal
+
     def begin(
         self, method: str, url: str, headers: MutableMapping[str, str], body: bytes, name: str | None
     ) -> Request:

@@ -12,6 +12,9 @@ from ._numbering import Numbering
 from ._retrying import Answer, Rules
 from .client import DEFAULT_RULES, NAME, NAME_EXTENSION
 
+WAITING = 8
+"""Threads of a transport on an event loop that wait for numbers; more requests wait on the loop."""
+
 
 class _Numbered:
     """What both colours share."""
@@ -68,21 +71,36 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
     ) -> None:
         super().__init__(inner, **choices)
         self.numbering = Numbering(session, choices.get("rules", DEFAULT_RULES))
+        self._waiting: Any = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that helps."""
         if not self.numbering.covers(request.method):
             return await super().handle_async_request(request)
-        numbered = await self._aside(self.begin, request, await request.aread())
+        body = await request.aread()
+        if self.numbering.is_quick:
+            numbered = self.begin(request, body)
+        else:
+            numbered = await self._aside(self._room(), self.begin, request, body)
         with self.numbering.noted(numbered):
             response = await super().handle_async_request(request)
-        await self._aside(self.numbering.settle, numbered, self.answer(response), request.headers)
+        said = self.answer(response)
+        if self.numbering.is_noted:
+            await self._aside(None, self.numbering.settle, numbered, said, request.headers)
+        else:
+            self.numbering.settle(numbered, said, request.headers)
         return response
 
-    async def _aside(self, work: Any, *args: Any) -> Any:
+    def _room(self) -> Any:
+        """Threads for those who wait for a number, apart from others': an answer must find one, to make room."""
+        import anyio
+
+        if self._waiting is None:
+            self._waiting = anyio.CapacityLimiter(WAITING)
+        return self._waiting
+
+    async def _aside(self, limiter: Any, work: Any, *args: Any) -> Any:
         """Do what may wait, for a disk or for answers to come, where the loop does not wait with it."""
-        if self.numbering.is_quick:
-            return work(*args)
         import anyio.to_thread
 
-        return await anyio.to_thread.run_sync(work, *args)
+        return await anyio.to_thread.run_sync(work, *args, limiter=limiter)

@@ -62,8 +62,13 @@ class ClientSession:
         return dict(zip((CLIENT, ACKED, EPOCH), texts, strict=True))
 
     @property
+    def has_journal(self) -> bool:
+        """Whether ``begin`` and ``done`` write to a disk."""
+        return self._journal is not None
+
+    @property
     def is_quick(self) -> bool:
-        """Whether ``begin`` and ``done`` wait for nothing: there is room in the window, and no journal."""
+        """Whether ``begin`` waits for nothing: there is room in the window, and no journal."""
         with self._changed:
             return self._journal is None and self._has_room()
 
