@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from faststream import AckPolicy, Response
 from faststream.exceptions import NackMessage
+from faststream.kafka import KafkaBroker
+from faststream.nats import NatsBroker
 from faststream.rabbit import RabbitBroker, RabbitResponse, TestRabbitBroker
 from tests.integration.consumers_helpers import SIZES
 from tests.integration.faststream_places import PLACES, Place
@@ -182,6 +184,51 @@ def test_a_subscriber_that_would_lose_messages_is_stopped(name: str, place_on: S
 def receiver() -> Iterator[Receiver]:
     with Receiver("memory://") as receiver:
         yield receiver
+
+
+def noting(ran: list[str], group: str) -> Any:
+    async def handler(body: dict[str, str]) -> None:
+        ran.append(group)
+
+    return handler
+
+
+@pytest.mark.parametrize("name", ["kafka", "nats"])
+def test_two_groups_that_get_the_same_message_are_two_consumers(
+    name: str, place_on: Site, receiver: Receiver
+) -> None:
+    """Each has its own effect, and once: the second is no repetition of the first."""
+    place = place_on(name, "both")
+    for _ in range(2):
+        place.send("o-1")
+    ran: list[str] = []
+    ended: list[str] = []
+    receiver.events.hooks = (lambda event: ended.append(event.kind),)
+
+    async def main() -> None:
+        broker: Any
+        if name == "kafka":
+            broker = KafkaBroker(place.url.removeprefix("kafka://"), middlewares=[Idempotent(receiver)])
+        else:
+            broker = NatsBroker(place.url, middlewares=[Idempotent(receiver)])
+        for group in ("email", "sms"):
+            whose: dict[str, Any] = (
+                {"group_id": f"{place.queue}-{group}", "auto_offset_reset": "earliest"}
+                if name == "kafka"
+                else {"stream": place.queue, "durable": group, "pull_sub": True}
+            )
+            subscribe = broker.subscriber(place.name, ack_policy=AckPolicy.NACK_ON_ERROR, **whose)
+            subscribe(noting(ran, group))
+        async with broker:
+            await broker.start()
+            await asyncio.to_thread(
+                wait_until, lambda: ended.count("completed") + ended.count("replayed") >= 4, seconds=30
+            )
+
+    if name == "kafka":
+        place._producer.flush()
+    asyncio.run(main())
+    assert sorted(ran) == ["email", "sms"]
 
 
 def published(broker: RabbitBroker, *messages: dict[str, Any]) -> list[Any]:

@@ -28,6 +28,10 @@ class Kind:
         """The message in the words of all brokers."""
         raise NotImplementedError
 
+    async def group(self, message: Any, subscriber: Any) -> str:
+        """Who consumes, where several may get the same message: each has its own effect."""
+        return ""
+
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         """Publish what can't be processed, with the reason."""
         raise NotImplementedError
@@ -85,6 +89,9 @@ class Kafka(Kind):
     def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
         return _kafka.delivery_of(_record(message.raw_message), wanted)
 
+    async def group(self, message: Any, subscriber: Any) -> str:
+        return str(subscriber.group_id or "")
+
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         record: _kafka.Record = delivery.handle
         headers = {name: _text(value) for name, value in record.headers} | labels(letter, delivery)
@@ -96,7 +103,7 @@ class JetStream(Kind):
 
     def __init__(self) -> None:
         self._made: set[str] = set()
-        self._waits: dict[tuple[str, str], float] = {}
+        self._configs: dict[tuple[str, str], Any] = {}
 
     def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
         raw, about = message.raw_message, _metadata(message)
@@ -121,12 +128,17 @@ class JetStream(Kind):
             self._made.add(where)
         await put_aside(context, where, raw, delivery, letter)
 
+    async def group(self, message: Any, subscriber: Any) -> str:
+        """Its durable name; one that is not durable has another name each time."""
+        return str((await self._config(message)).durable_name or "")
+
     async def put_off(self, delay: float) -> Mapping[str, Any]:
         return {"delay": delay}
 
     @asynccontextmanager
     async def kept(self, message: Any) -> AsyncIterator[None]:
-        wait = await self._ack_wait(message)
+        config = await self._config(message)
+        wait = min([config.ack_wait or 30.0, *(config.backoff or ())])
 
         async def beat() -> None:
             while True:
@@ -140,13 +152,13 @@ class JetStream(Kind):
         finally:
             beating.cancel()
 
-    async def _ack_wait(self, message: Any) -> float:
+    async def _config(self, message: Any) -> Any:
         about = _metadata(message)
         consumer = (about.stream, about.consumer)
-        if consumer not in self._waits:
-            config = (await message.raw_message._client.jetstream().consumer_info(*consumer)).config
-            self._waits[consumer] = min([config.ack_wait or 30.0, *(config.backoff or ())])
-        return self._waits[consumer]
+        if consumer not in self._configs:
+            info = await message.raw_message._client.jetstream().consumer_info(*consumer)
+            self._configs[consumer] = info.config
+        return self._configs[consumer]
 
 
 KINDS: Final = {

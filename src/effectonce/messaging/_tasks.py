@@ -45,6 +45,8 @@ class Task(NamedTuple):
     kwargs: dict[str, Any]
     times: int = 1
     """How often it has been here, this time included."""
+    operation: str = ""
+    """Who of several that get the same message."""
 
 
 class Tasks:
@@ -97,10 +99,10 @@ class Tasks:
 
     def _call(self, task: Task) -> Call:
         try:
-            return self.receiver._call(task.message, task.function, "", "", None, self.policy)
+            return self.receiver._call(task.message, task.function, task.operation, "", None, self.policy)
         except Unencodable:  # then repetitions are known by their id alone
             message = task.message._replace(payload=None)
-            return self.receiver._call(message, task.function, "", "", None, self.policy)
+            return self.receiver._call(message, task.function, task.operation, "", None, self.policy)
 
     def _answer(self, outcome: Outcome[Any], task: Task) -> Answer:
         found = answer(outcome, decide(outcome, self.policy, self.pace, task.times))

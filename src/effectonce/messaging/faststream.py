@@ -14,6 +14,8 @@ What can never be processed, a message without a stable id among them, is publis
 and acknowledged. Subscribers must have ``NACK_ON_ERROR``: with any other policy a message may be gone before its effect
 happened. Such a subscriber is stopped at its first message, which is given back, with an explanation in the log.
 
+Groups of one Kafka topic, and durable consumers of one stream, get the same messages: each handles them once.
+
 An id is looked for where the broker's own consumers look, not in FastStream's ``message_id``: see ``_faststream``.
 """
 
@@ -128,8 +130,9 @@ class Idempotent:
         try:
             async with kind.kept(message):
                 caller = self._caller(subscriber)
+                group = await kind.group(message, subscriber)
                 return await self._tasks.outcome(
-                    Task(admitted, caller, (call_next, message), {}, delivery.times)
+                    Task(admitted, caller, (call_next, message), {}, delivery.times, group)
                 )
         except UsageError as error:  # it could not be named
             return Outcome("failed", error=error)
