@@ -116,6 +116,18 @@ def test_drivers_are_imported_when_a_store_is_opened() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_driver_that_poses_as_another() -> None:
+    """PyMySQL that stands in for MySQLdb, as many have it for Django, is loaded twice; its errors are known."""
+    code = (
+        "import pymysql; pymysql.install_as_MySQLdb(); import MySQLdb.converters\n"
+        "import effectonce\n"
+        "try: effectonce.Receiver('mysql://u@127.0.0.1:9/db').process(effectonce.Message('1'), print)\n"
+        "except effectonce.StoreUnavailable as error: print('told', error)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout.startswith("told")
+
+
 @pytest.mark.parametrize("driver", ["pymysql", "asyncmy"])
 def test_a_missing_driver_is_named_with_its_extra(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the driver the error says what to install."""

@@ -93,10 +93,10 @@ def _mysql(url: str) -> Iterator[Connected]:
     address = _address(url)
     try:
         connection = pymysql.connect(**address.options(), ssl_disabled=address.tls == "no")
-    except pymysql.err.MySQLError as error:
+    except pymysql.MySQLError as error:
         raise _unreached(url, error) from error
     with closing(connection):
-        yield connection, (), pymysql.err.MySQLError
+        yield connection, (), pymysql.MySQLError
 
 
 def _unreached(url: str, error: Exception) -> StoreUnavailable:

@@ -40,7 +40,7 @@ class MySQLOutbox:
             return False
         try:
             self._run(self._sql["schema"])
-        except pymysql.err.OperationalError as error:
+        except pymysql.OperationalError as error:
             if error.args[0] != ALREADY_THERE:  # by somebody else, at the same moment
                 raise
             return not self._is_there()
@@ -126,7 +126,7 @@ class MySQLOutbox:
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
-            with suppress(pymysql.err.Error):
+            with suppress(pymysql.Error):
                 self._connection.close()
             self._connection = None
 
@@ -157,16 +157,14 @@ class MySQLOutbox:
             if self._connection is None:
                 self._connection = self._connected()
             yield self._connection
-        except pymysql.err.MySQLError as error:
+        except pymysql.MySQLError as error:
             code = error.args[0] if error.args else 0
             if code == NO_SUCH_TABLE:
                 raise StoreMismatch(
                     f"There is no outbox {self._name} in {self._address.shown}. Run `effectonce migrate --outbox URL` "
                     "first."
                 ) from error
-            if code != ALREADY_THERE and isinstance(
-                error, pymysql.err.OperationalError | pymysql.err.InterfaceError
-            ):
+            if code != ALREADY_THERE and isinstance(error, pymysql.OperationalError | pymysql.InterfaceError):
                 self.close()
                 raise StoreUnavailable(
                     f"{self._address.shown} gave no answer: {error}. Check that the server runs."
