@@ -19,6 +19,8 @@ settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_
 settings.register_profile("soak", settings.get_profile("ci"), max_examples=5_000, stateful_step_count=100)
 settings.load_profile("soak" if SOAK else "ci")
 
+LONG = ("contract", "model", "crash", "examples", "faults", "integration", "http")
+
 unavailable_servers = pytest.StashKey[dict[str, str]]()
 
 
@@ -34,6 +36,13 @@ def server_unavailable(pytestconfig: pytest.Config) -> Callable[[str, str], NoRe
         pytest.skip(message)
 
     return unavailable
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that take long go first, so that at the end nobody waits for the last of them."""
+    items.sort(
+        key=lambda item: next((rank for rank, name in enumerate(LONG) if name in item.path.parts), len(LONG))
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -114,7 +116,7 @@ class OnKafka(Place):
         consumer = Consumer({**self._servers, "group.id": self.queue})
         try:
             (committed,) = consumer.committed([TopicPartition(self.name, 0)], timeout=10)
-            _, last = consumer.get_watermark_offsets(TopicPartition(self.name, 0), timeout=10)
+            _, last = _known(lambda: consumer.get_watermark_offsets(TopicPartition(self.name, 0), timeout=10))
         finally:
             consumer.close()
         return bool(committed.offset >= last)
@@ -125,7 +127,7 @@ class OnKafka(Place):
         consumer = Consumer({**self._servers, "group.id": uuid4().hex, "enable.auto.commit": False})
         found: list[Any] = []
         try:
-            _, last = consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=10)
+            _, last = _known(lambda: consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=10))
             consumer.assign([TopicPartition(name, 0, 0)])
             while len(found) < last:
                 message = consumer.poll(1.0)
@@ -145,6 +147,21 @@ class OnKafka(Place):
 
     def close(self) -> None:
         self._producer.flush()
+
+
+def _known(ask: Callable[[], Any]) -> Any:
+    """What Kafka says of a topic, perhaps only when one that was just made has its leader."""
+    from confluent_kafka import KafkaException
+
+    answers: list[Any] = []
+
+    def is_answered() -> bool:
+        with suppress(KafkaException):
+            answers.append(ask())
+        return bool(answers)
+
+    wait_until(is_answered)
+    return answers[0]
 
 
 class OnJetStream(Place):
