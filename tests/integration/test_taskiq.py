@@ -111,7 +111,7 @@ def site(server: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
 
 # On Valkey what a killed worker held came back too late for an ordinary run, on a quick machine: to be found out.
 @pytest.mark.parametrize(
-    "broker", [pytest.param("valkey", marks=pytest.mark.soak), "rabbitmq"], indirect=True
+    "server", [pytest.param("valkey", marks=pytest.mark.soak), "rabbitmq"], indirect=True
 )
 @SIZES
 def test_killed_workers_leave_each_effect_once(site: Site, messages: int) -> None:
