@@ -57,6 +57,9 @@ FRAGILE = receiver.policy.but(busy="reject", max_attempts=2)
 
 
 def deliver(order: str) -> str:
+    """Write an order's effect. Who is to be killed waits for it when most is done, however late it comes."""
+    most = FOLDER / "most"
+    wait_until(lambda: not most.exists() or len(books.effects()) < int(most.read_text()), seconds=60)
     return books.apply(order)
 
 

@@ -109,10 +109,7 @@ def site(server: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
         runner.run(broker.shutdown())
 
 
-# On Valkey what a killed worker held came back too late for an ordinary run, on a quick machine: to be found out.
-@pytest.mark.parametrize(
-    "server", [pytest.param("valkey", marks=pytest.mark.soak), "rabbitmq"], indirect=True
-)
+@BROKERS
 @SIZES
 def test_killed_workers_leave_each_effect_once(site: Site, messages: int) -> None:
     """Messages that come up to four times, and all processes of the worker killed in the middle."""
