@@ -141,6 +141,15 @@ def refused(call: Call, decision: Decision) -> tuple[EventKind, Outcome[Any]]:
     return kind, Outcome(status, None, False, attempts, fence, guarantee_of(policy), shown)
 
 
+def repeated(decision: Decision, earlier: Decision | None) -> Decision:
+    """A claim that was sent again is told that it is held already; what it was granted is what it was told first."""
+    before, now = earlier and earlier.record, decision.record
+    is_same = (
+        before is not None and now is not None and before.owner == now.owner and before.fence == now.fence
+    )
+    return decision._replace(verdict=earlier.verdict) if earlier and is_same else decision
+
+
 def record_of(call: Call, attempt: Attempt, completion: Completion) -> Record:
     """The record that a completion has left in the store, as far as a replay needs it."""
     fence, tries, once = attempt.fence, attempt.number, attempt.claim.once

@@ -161,6 +161,7 @@ class Flow:
                 return self.replay(call, cached)
         waiting: Waiting | None = None
         probed = False
+        late: Decision | None = None
         while True:
             if answer is None:
                 started = self.monotonic()
@@ -184,9 +185,9 @@ class Flow:
                 if not probed:
                     return self.refuse(call, answer)
             elif answer.verdict in GRANTED and self.monotonic() - started >= claim.lease:
-                pass  # the reply came after its lease: only if nobody took over meanwhile may this attempt begin
+                late = answer  # after its lease: only if nobody took over meanwhile may this attempt begin
             else:
-                return self.admit(call, answer, started)
+                return self.admit(call, answers.repeated(answer, late), started)
             answer = None
 
     def admit(self, call: Call, decision: Decision, started: float) -> Attempt | Outcome[Any]:

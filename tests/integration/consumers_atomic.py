@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.integration.consumers_helpers import fell, working
+from tests.integration.consumers_helpers import Gate, fell, working
 from tests.integration.transaction_drivers import Place
 
 from effectonce import Message, Policy, Receiver
@@ -128,7 +128,8 @@ def batter(
     seed: int = 7,
 ) -> None:
     """Have messages consumed by a crowd whose members are killed, or asked to leave, while others come in."""
-    random, seconds = Random(seed), 60 + messages / 10
+    random, seconds, gate = Random(seed), 60 + messages / 10, Gate(folder)
+    gate.close(messages)
 
     def wait(condition: Callable[[], bool], what: str) -> None:
         wait_until(lambda: condition() or any(fell(each) for each in crowd), seconds=seconds, what=what)
@@ -136,7 +137,9 @@ def batter(
     with ExitStack() as stack:
         crowd = [stack.enter_context(start()) for _ in range(members)]
         for step in range(1, kills + 1):
-            wait(lambda step=step: count() >= messages * step // (kills + 2), f"Step {step} of the effects")
+            # Early enough to be reached while batches that have begun wait at the gate.
+            enough = messages * step // (2 * kills + 6)
+            wait(lambda enough=enough: count() >= enough, f"Step {step} of the effects")
             victim = crowd.pop(random.randrange(len(crowd)))
             if step == 1 or random.random() < 0.7:
                 victim.kill()
@@ -147,6 +150,7 @@ def batter(
                 assert victim.wait(60) == 0, "it was asked to stop, and should have ended in good order"
             assert count() < messages, "the consumers were too quick to be killed in the middle"
             crowd.append(stack.enter_context(start()))
+        gate.open()
         wait(lambda: count() >= messages, "All effects")
         wait(is_drained, "The broker's backlog")
 

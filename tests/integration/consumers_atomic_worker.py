@@ -12,25 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.consumers_atomic import Sink
-from tests.integration.consumers_helpers import BATCH, SIDE_BY_SIDE
+from tests.integration.consumers_helpers import BATCH, SIDE_BY_SIDE, Gate
 from tests.integration.consumers_worker import order_of
 
-from effectonce import Receiver
+from effectonce import Message, Receiver
 
 Options = dict[str, Any]
 FOLDER = Path()
 
 
 def serve(sink: Sink, consumer: Any) -> None:
+    gate = Gate(FOLDER)
+
+    def handler(message: Message, connection: Any) -> None:
+        gate.pass_(message.payload["order"])
+        sink.handle(message, connection)
+
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
     (FOLDER / f"{os.getpid()}.ready").touch()
-    consumer.run(sink.handle)
+    consumer.run(handler)
 
 
 async def aserve(sink: Sink, consumer: Any) -> None:
+    gate = Gate(FOLDER)
+
+    async def handler(message: Message, connection: Any) -> None:
+        await asyncio.to_thread(gate.pass_, message.payload["order"])
+        await sink.ahandle(message, connection)
+
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
     (FOLDER / f"{os.getpid()}.ready").touch()
-    await consumer.arun(sink.ahandle)
+    await consumer.arun(handler)
 
 
 def redis_streams(sink: Sink, options: Options, url: str, stream: str) -> None:

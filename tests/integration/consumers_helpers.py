@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,8 +30,8 @@ BATCH, SIDE_BY_SIDE = 20, 4
 class Books:
     """The outside world, in a file: an effect per key, refused to an older fence; and every run of a handler."""
 
-    def __init__(self, path: Path, most: int = 0) -> None:
-        self._path, self.folder, self.most = path, path.parent, most
+    def __init__(self, path: Path) -> None:
+        self._path, self.folder = path, path.parent
         with self._open() as connection:
             connection.executescript(
                 "PRAGMA journal_mode = WAL;"
@@ -80,11 +79,34 @@ class Books:
             return int(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
 
 
+class Gate:
+    """Keeps the last orders from being handled until it is opened, so that a kill comes before the end for sure."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "gate"
+
+    def close(self, messages: int) -> None:
+        self._path.write_text(str(messages * 4 // 5))
+
+    def open(self) -> None:
+        self._path.unlink()
+
+    def pass_(self, order: str) -> None:
+        """Wait, in a handler, until an order may be handled."""
+        wait_until(lambda: not self._keeps(order), seconds=60, what="The gate")
+
+    def _keeps(self, order: str) -> bool:
+        try:
+            return int(order[2:]) >= int(self._path.read_text())
+        except FileNotFoundError:
+            return False
+
+
 def handled(books: Books, message: Message) -> str:
-    """Write a message's effect. Who is to be killed waits for it when most is done, however late it comes."""
-    if books.most and books.runs() >= books.most:
-        threading.Event().wait()
-    return books.apply(message.payload["order"])
+    """Write a message's effect."""
+    order: str = message.payload["order"]
+    Gate(books.folder).pass_(order)
+    return books.apply(order)
 
 
 @contextmanager
@@ -146,13 +168,15 @@ def storm(
 
     ``is_drained`` says when the broker has nothing left to deliver; ``again`` is how many handlers may run twice.
     """
-    books = Books(folder / "books.db")
+    books, gate = Books(folder / "books.db"), Gate(folder)
     seconds = 60 + messages / 10
-    with working(kind, folder, most=messages * 3 // 4, **settings) as doomed:
+    gate.close(messages)
+    with working(kind, folder, **settings) as doomed:
         wait_until(lambda: len(books.effects()) >= messages // 4 or fell(doomed), seconds=seconds)
         doomed.send_signal(signal.SIGKILL)
         doomed.wait()
     assert len(books.effects()) < messages, "the consumer was too quick to be killed in the middle"
+    gate.open()
     with working(kind, folder, **settings) as second:
         wait_until(lambda: len(books.effects()) >= messages or fell(second), seconds=seconds)
         wait_until(lambda: is_drained() or fell(second), seconds=seconds, what="The broker's backlog")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.consumers_helpers import BATCH, SIDE_BY_SIDE, Books, handled, receiver_in
+from tests.integration.consumers_helpers import BATCH, SIDE_BY_SIDE, Books, Gate, handled, receiver_in
 
 from effectonce import Message
 
@@ -143,17 +143,17 @@ def kafka_asyncio(books: Books, receiver: Any, topic: str, **configuration: Any)
 
 
 def transformer(books: Books, receiver: Any, topic: str, out: str, **configuration: Any) -> None:
-    made, handler = _transformer(receiver, topic, out, configuration)
+    made, handler = _transformer(books, receiver, topic, out, configuration)
     signal.signal(signal.SIGTERM, lambda *_: made.stop())
     say_ready(books)
     made.run(handler)
 
 
 def transformer_aio(books: Books, receiver: Any, topic: str, out: str, **configuration: Any) -> None:
-    made, handler = _transformer(receiver, topic, out, configuration)
+    made, handler = _transformer(books, receiver, topic, out, configuration)
 
     async def coroutine(message: Message) -> Any:
-        return handler(message)
+        return await asyncio.to_thread(handler, message)
 
     async def main() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, made.stop)
@@ -163,14 +163,20 @@ def transformer_aio(books: Books, receiver: Any, topic: str, out: str, **configu
     asyncio.run(main())
 
 
-def _transformer(receiver: Any, topic: str, out: str, configuration: Any) -> tuple[Any, Any]:
+def _transformer(books: Books, receiver: Any, topic: str, out: str, configuration: Any) -> tuple[Any, Any]:
     """What is made of one partition's records has one key, so that it keeps its order."""
     from effectonce.messaging.kafka import Output, Transformer
 
     # What a killed process has begun is ended by its time-out, since nobody opens its id again.
     mine = configuration | {"transactional.id": f"{topic}-{os.getpid()}", "transaction.timeout.ms": 3000}
     made = Transformer(mine, topic, receiver=receiver, **OPTIONS)
-    return made, lambda message: Output(out, message.id, key=f"k-{int(message.id[2:]) % 3}")
+    gate = Gate(books.folder)
+
+    def handler(message: Message) -> Output:
+        gate.pass_(message.id)
+        return Output(out, message.id, key=f"k-{int(message.id[2:]) % 3}")
+
+    return made, handler
 
 
 def order_of(body: bytes) -> Any:
@@ -181,5 +187,4 @@ def order_of(body: bytes) -> Any:
 if __name__ == "__main__":
     kind, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     with receiver_in(folder) as receiver:
-        books = Books(folder / "books.db", settings.pop("most", 0))
-        globals()[kind](books, receiver, **settings)
+        globals()[kind](Books(folder / "books.db"), receiver, **settings)

@@ -40,7 +40,7 @@ def note(kind: str, text: str) -> None:
 
 def hear(event: Event) -> None:
     """Note every event; and die, the first time, when the result of a task called fatal has just been recorded."""
-    note("events", f"{event.kind} {event.key}")
+    note("events", f"{event.kind} {event.key} {event.attempt}")
     if event.kind == "completed" and "fatal" in event.key and first("fatal"):
         os.kill(os.getpid(), signal.SIGKILL)
 

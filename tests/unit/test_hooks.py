@@ -84,6 +84,19 @@ def take_over(stage: Stage) -> None:
     stage.process()
 
 
+def take_over_slowly(stage: Stage) -> None:
+    """The store's reply comes after the lease that it grants, so the claim is sent again."""
+
+    def reply_late() -> None:
+        stage.store.after.clear()
+        stage.clock.advance(500)
+
+    crash(stage.another(), EVENT)
+    stage.clock.advance(500)
+    stage.store.after["claim"] = reply_late
+    stage.process()
+
+
 def doubt(stage: Stage) -> None:
     crash(stage.another(), EVENT, policy=ONCE)
     stage.clock.advance(500)
@@ -147,6 +160,7 @@ STORIES: list[tuple[list[str], Callable[[Stage], Any]]] = [
         lambda stage: stage.process(Counted(OSError()), policy=Policy(in_doubt=OSError)),
     ),
     (["taken_over", "completed"], take_over),
+    (["taken_over", "completed"], take_over_slowly),
     (["claimed", "fenced", "replayed"], overtake),
     (["claimed", "lease_lost", "fenced", "replayed"], lose),
     (["late"], late),
