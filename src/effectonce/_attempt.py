@@ -243,6 +243,12 @@ def here() -> object:
     return (loop and asyncio.current_task(loop)) or get_ident()
 
 
+def is_within(key: str) -> bool:
+    """Whether this runs inside of the attempt for a key. An interruption may leave one here that has ended."""
+    attempt = CURRENT.get(None)
+    return attempt is not None and attempt.key == key and not attempt.ended
+
+
 def current() -> Attempt:
     """The attempt that is running here. Outside a handler there is none, which is an error."""
     try:

@@ -60,6 +60,7 @@ class Keeper:
         attempt = self.live.get(claim.owner)
         if attempt is not None and attempt.unrecorded is None:
             self.forget(attempt)
+            attempt.end(None)
 
     def running(self, key: str) -> Attempt | None:
         """The attempt of this process that is running for a key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _answers as answers
-from ._attempt import CURRENT
+from ._attempt import is_within
 from .errors import StoreError
 from .hooks import ASIDE
 
@@ -45,8 +45,7 @@ class Waiting:
             flow.tell("busy", call.key, detail="waits")
         left = min(left, decision.retry_after + FIRST_PAUSE)
         running = flow.keeper.running(call.key)
-        within = CURRENT.get(None)
-        if within is not None and within.key == call.key:
+        if is_within(call.key):
             raise answers.waits_for_itself(call)
         if running is None:
             await self._wait_for_another_process(colour, decision, left)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from effectonce import InProgress, KeyReused, Message, NotApplied, Outcome, Policy, Receiver, current
+from effectonce._attempt import CURRENT, Attempt
 from effectonce.errors import AttemptsExhausted, InDoubt, LeaseLost, ResultUnavailable, StoreUnavailable
 from effectonce.messaging._delivery import Answer, Later, Pace, Raise, Return, answer, decide
 from effectonce.messaging._tasks import DEFAULT_RETRY, Task, Tasks
@@ -192,3 +193,21 @@ def test_a_task_that_calls_itself_calls_a_function(receiver: Receiver) -> None:
     assert tasks.run(task(count, 2)) == Return(3)
     assert len(fences) == 3
     assert len(set(fences)) == 1
+
+
+def test_an_attempt_that_an_interruption_has_left_here_is_nobody(receiver: Receiver) -> None:
+    """A thread may be interrupted before it could let go of its attempt. What comes there next has its own."""
+    runs: list[Attempt] = []
+    tasks = tasks_of(receiver)
+
+    def handler() -> int:
+        runs.append(current())
+        return len(runs)
+
+    assert tasks.run(task(handler)) == Return(1)
+    token = CURRENT.set(runs[0])
+    try:
+        assert tasks.run(task(handler)) == Return(1)
+    finally:
+        CURRENT.reset(token)
+    assert len(runs) == 1

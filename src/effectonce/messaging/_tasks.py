@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import _blocking
-from .._attempt import CURRENT
+from .._attempt import is_within
 from .._durations import Duration, seconds
 from .._messages import Message, Outcome
 from ..errors import NotApplied, Unencodable
@@ -88,7 +88,7 @@ class Tasks:
     async def _outcome(self, colour: Colour, task: Task) -> Outcome[Any]:
         call = self._call(task)
         function = self._guarded(task.function, colour.awaits)
-        if _is_running(call):  # a task that calls itself as a function: no message, so no effect of its own
+        if is_within(call.key):  # a task that calls itself as a function: no message, so no effect of its own
             value = task.function(*task.args, **task.kwargs)
             return Outcome("executed", await value if colour.awaits else value)
         try:
@@ -143,8 +143,3 @@ class _Cut(BaseException):
 def own(error: BaseException) -> BaseException:
     """The exception that the handler raised, as the framework knows it."""
     return error.__cause__ or error if isinstance(error, _GivenBack) else error
-
-
-def _is_running(call: Call) -> bool:
-    attempt = CURRENT.get(None)
-    return attempt is not None and attempt.key == call.key

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from .. import _answers as answers
 from .._answers import Call
-from .._attempt import CURRENT, Attempt
+from .._attempt import CURRENT, Attempt, is_within
 from .._blocking import Gathered, not_awaited
 from .._flow import Colour, Flow, Home
 from .._messages import Outcome
@@ -140,8 +140,7 @@ class AtomicFlow(Flow):
     def check(self, colour: Colour, call: Call) -> None:
         """Raise if there is no transaction, or if the call would wait for itself."""
         cast("TransactionStore", colour.store).adapter.check()
-        running = CURRENT.get(None)
-        if running is not None and running.key == call.key:
+        if is_within(call.key):
             raise answers.waits_for_itself(call)
 
     def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt:
