@@ -365,6 +365,57 @@ def test_a_redirection_to_a_get_takes_nothing_of_the_session_along(status: int, 
     assert session.outstanding == ([] if echoed else [1])
 
 
+SESSION_HEADERS = {"client-id", "request-number", "acked-through", "client-epoch"}
+
+
+@pytest.mark.parametrize("colour", ["blocking", "on a loop"])
+@pytest.mark.parametrize("status", [307, 308])
+@pytest.mark.parametrize(
+    ("place", "echoed", "numbers", "left"),
+    [
+        ("/pay2", False, ["1", "1"], []),
+        ("http://shop:80/pay2", False, ["1", "1"], []),
+        ("https://shop/pay2", False, ["1", "1"], []),
+        ("/pay2", True, ["1", "2"], []),
+        ("http://elsewhere/pay2", False, ["1", None], [1]),
+        ("http://elsewhere/pay2", True, ["1", None], []),
+        ("http://shop.elsewhere/pay2", False, ["1", None], [1]),
+    ],
+)
+def test_a_redirected_request_takes_its_number_to_no_other_host(
+    status: int, place: str, echoed: bool, numbers: list[str | None], left: list[int], colour: str
+) -> None:
+    """On its host it is the same request, unless the session's server has answered it with the redirection."""
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if request.url.path == "/pay2":
+            return httpx.Response(201)
+        echo = {"request-number": request.headers["request-number"]} if echoed else {}
+        return httpx.Response(status, headers={"location": place, **echo})
+
+    session, wire = ClientSession(Opened("c" * 32)), httpx.MockTransport(handler)
+
+    def post() -> httpx.Response:
+        own = SessionTransport(session, wire, rules=QUICK)
+        mounts = {"http://shop": own, "https://shop": own}
+        with httpx.Client(mounts=mounts, transport=wire, follow_redirects=True) as client:
+            return client.post("http://shop/pay", content=b"5")
+
+    async def apost() -> httpx.Response:
+        own = AsyncSessionTransport(session, wire, rules=QUICK)
+        mounts = {"http://shop": own, "https://shop": own}
+        async with httpx.AsyncClient(mounts=mounts, transport=wire, follow_redirects=True) as client:
+            return await client.post("http://shop/pay", content=b"5")
+
+    response = post() if colour == "blocking" else asyncio.run(apost())
+    assert response.status_code == 201
+    assert [request.headers.get("request-number") for request in seen] == numbers
+    assert numbers[1] or not SESSION_HEADERS & set(seen[1].headers)
+    assert session.outstanding == left
+
+
 def test_httpx_on_an_event_loop(shop: Shop, tmp_path: Path) -> None:
     """Many at once, more than the window; each happens once, and what waits for room does not block the loop."""
 
@@ -440,6 +491,32 @@ def test_requests(shop: Shop, url: str, tmp_path: Path) -> None:
             plain.post(f"{url}/pay", data=iter([b"a", b"b"]))
         assert plain.get(f"{url}/pay").status_code == 201
     assert shop.charges[:4] == [b"0", b"1", b"2", b"9"]
+
+
+def test_requests_takes_a_number_to_no_other_host(url: str) -> None:
+    """Another port is another server: what is redirected there is no request of the session."""
+    seen: list[dict[str, str]] = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        seen.append(environ)
+        start_response("307 Elsewhere", [("location", f"{url}/elsewhere"), ("content-length", "0")])
+        return []
+
+    with make_server("127.0.0.1", 0, app, WSGIServer, _Quiet) as server, requests.Session() as client:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            here = f"http://127.0.0.1:{server.server_port}/"
+            session = ClientSession(Opened("c" * 32))
+            client.mount(here, SessionAdapter(session, rules=QUICK))
+            response = client.post(here, data=b"5", headers=ADA | {"idempotency-key": '"k"'})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [environ["HTTP_REQUEST_NUMBER"] for environ in seen] == ["1"]
+    assert (response.status_code, response.url) == (201, f"{url}/elsewhere")
+    assert not SESSION_HEADERS & {name.lower() for name in response.request.headers}
+    assert session.outstanding == [1]
 
 
 def test_what_is_wrong_with_the_configuration_is_said_at_once(shop: Shop) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from hashlib import sha256
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ..errors import UsageError
 from ..sessions import ClientSession, Request
@@ -56,17 +56,18 @@ class Numbering:
             headers[header] = value
         return numbered
 
-    def settle(self, request: Request, answer: Answer, headers: MutableMapping[str, str]) -> None:
+    def settle(self, request: Request, answer: Answer, url: str, headers: MutableMapping[str, str]) -> None:
         """Acknowledge an answer that says what became of a request; else it stays outstanding.
 
-        A redirection that makes a GET of it is one, if the session's server says so, which echoes the number. The GET
-        takes nothing of the session along: it may lead to another host.
+        A redirection is one, if the session's server says so, which echoes the number. What follows it takes nothing
+        of the session along, unless it is the same request (307, 308), not yet answered, to the same host.
         """
         is_answer = self.rules.settles(answer) and problem_in(answer)[0] not in REFUSALS
-        if is_redirect(answer) and answer.status in TO_A_GET:
+        if is_redirect(answer):
             is_answer = answer.headers.get(NUMBER.lower()) == str(request.number)
-            for name in HEADERS:
-                headers.pop(name, None)
+            if is_answer or answer.status in TO_A_GET or _leads_away(url, answer.headers["location"]):
+                for name in HEADERS:
+                    headers.pop(name, None)
         if is_answer:
             self.session.done(request, answer.status)
 
@@ -81,3 +82,18 @@ class Numbering:
                 f"name, again to find out; or say session.give_up({request.number})."
             )
             raise
+
+
+def _leads_away(url: str, location: str) -> bool:
+    """Whether a redirection leads to another host, or to one that is the same but in the clear."""
+    try:
+        here, there = urlsplit(url), urlsplit(urljoin(url, location))
+        is_same = (here.scheme, _port(here)) == (there.scheme, _port(there))
+        is_upgrade = (here.scheme, _port(here), there.scheme, _port(there)) == ("http", 80, "https", 443)
+        return here.hostname != there.hostname or not (is_same or is_upgrade)
+    except ValueError:  # a location that nobody can follow
+        return True
+
+
+def _port(parts: SplitResult) -> int | None:
+    return parts.port or {"http": 80, "https": 443}.get(parts.scheme)

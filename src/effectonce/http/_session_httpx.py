@@ -59,7 +59,7 @@ class SessionTransport(_Numbered, IdempotencyTransport):
         numbered = self.begin(request, request.read())
         with self.numbering.noted(numbered):
             response = super().handle_request(request)
-        self.numbering.settle(numbered, self.answer(response), request.headers)
+        self.numbering.settle(numbered, self.answer(response), str(request.url), request.headers)
         return response
 
 
@@ -84,11 +84,11 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
             numbered = await self._aside(self._room(), self.begin, request, body)
         with self.numbering.noted(numbered):
             response = await super().handle_async_request(request)
-        said = self.answer(response)
+        said = (numbered, self.answer(response), str(request.url), request.headers)
         if self.numbering.is_noted:
-            await self._aside(None, self.numbering.settle, numbered, said, request.headers)
+            await self._aside(None, self.numbering.settle, *said)
         else:
-            self.numbering.settle(numbered, said, request.headers)
+            self.numbering.settle(*said)
         return response
 
     def _room(self) -> Any:

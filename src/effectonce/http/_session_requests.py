@@ -46,5 +46,5 @@ class SessionAdapter(IdempotencyAdapter):
         finally:
             NAME.reset(token)
         said = Answer(response.status_code, cast("Any", response.headers), response.content)
-        self._numbering.settle(numbered, said, headers)
+        self._numbering.settle(numbered, said, request.url or "", headers)
         return response

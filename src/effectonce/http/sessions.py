@@ -7,11 +7,11 @@
     app = WSGISessionMiddleware(app, receiver, scope=caller, sessions=sessions)        # WSGI
 
     session = http_session("https://api.example.com/session", httpx.Client(auth=...))
-    client = httpx.Client(transport=SessionTransport(session))                          # AsyncSessionTransport
-    requests_session.mount("https://api.example.com", SessionAdapter(session))
+    client = httpx.Client(mounts={"https://api.example.com": SessionTransport(session)})    # AsyncSessionTransport
+    requests_session.mount("https://api.example.com/", SessionAdapter(session))
 
-The middlewares are those of ``asgi`` and ``wsgi``: a request with ``Client-Id`` is one of a session, every other goes
-by its Idempotency-Key.
+The client id is a secret between the two: give a transport that server only. The middlewares are those of ``asgi`` and
+``wsgi``: a request with ``Client-Id`` is one of a session, every other goes by its Idempotency-Key.
 """
 
 from __future__ import annotations
