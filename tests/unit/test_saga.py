@@ -377,6 +377,47 @@ def test_what_a_person_has_undone_is_not_undone_again(world: World) -> None:
         world.resume(world.saga(*steps), undone=["delivery"])
     assert isinstance(world.resume(world.saga(*steps), undone=["charge"]).error, Compensated)
     assert world.shop.did == ["reserve", "charge", "ship", "refund", "refund", "release"]
+    assert isinstance(world.resume(world.saga(*steps), undone=["charge"]).error, Compensated)  # told before
+    with pytest.raises(UsageError, match=r"waits for nobody: it has ended.*key"):
+        world.resume(world.saga(*steps), undone=["ship"])
+
+
+def test_what_was_undone_by_hand_is_told_to_no_saga_that_goes_forward(world: World) -> None:
+    """It would not be heard, or would be taken for undone when the saga turns back later."""
+    world.shop.instead = {"charge": [Crash()]}
+    world.crash(world.saga())
+    with pytest.raises(UsageError, match=r"waits for nobody: it is on its way forward"):
+        world.resume(world.saga(), undone=["reserve"])
+    assert world.resume(world.saga()).status == "executed"
+    with pytest.raises(UsageError, match=r"waits for nobody: it has ended"):
+        world.resume(world.saga(), undone=["reserve"])
+    assert world.shop.did == ["reserve", "charge", "charge", "ship", "mail"]
+
+
+def test_what_was_undone_by_hand_may_be_told_again_after_a_crash(world: World) -> None:
+    """The process that was told first died on the way back, before or after it had recorded what it was told."""
+    world.shop.instead = {"ship": [Declined()], "refund": [Crash()]}
+    world.crash(world.saga())
+    world.shop.instead = {"release": [Crash()]}
+    with pytest.raises(Crash):
+        world.resume(world.saga(), undone=["charge"])
+    busy = world.resume(world.saga(), undone=["charge"])
+    assert isinstance(busy.error, InProgress)  # for all that anybody knows its process is alive
+    world.clock.advance(LEASE + 1)
+    assert isinstance(world.resume(world.saga(), undone=["charge"]).error, Compensated)
+    assert world.shop.did == ["reserve", "charge", "ship", "refund", "release", "release"]
+
+
+def test_a_compensation_that_is_refused_waits_for_a_person_at_once(world: World) -> None:
+    """A type of ``refused=`` says no for good, also when a step is undone: more tries would not help."""
+    world.shop.instead = {"ship": [Declined()], "refund": [Declined("closed account")]}
+    outcome = world.outcome(world.saga())
+    assert isinstance(outcome.error, InDoubt)
+    assert "closed account" in str(outcome.error)
+    assert world.shop.did.count("refund") == 1
+    world.clock.advance(1)
+    assert isinstance(world.resume(world.saga()).error, Compensated)
+    assert world.shop.did.count("refund") == 2
 
 
 # The pivot

@@ -48,7 +48,8 @@ def step(
     undo_attempts  how often its compensation is tried before a person has to look (10)
     backoff        the first and the longest pause between two tries
     timeout        how long one try may take; for coroutine functions, since nothing else can be stopped
-    refused        exception types that mean: it has not happened and never will. They are not tried again
+    refused        exception types that mean: it has not happened and never will. They are not tried again; from a
+                   compensation they mean that a person has to look
     """
     return (_task(action, undo, name, attempts, undo_attempts, backoff, timeout, refused),)
 

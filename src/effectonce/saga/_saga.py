@@ -113,7 +113,8 @@ class Saga:
     ) -> Outcome[dict[str, Any]]:
         """Go on with a saga that its journal knows: one that was left behind, or that a person has looked at.
 
-        ``undone`` names steps whose compensation was done by hand.
+        ``undone`` names steps whose compensation was done by hand, of a saga that waits for a person or was on its way
+        back when its process died.
         """
         self._check_blocking()
         return run(self._resume(self.receiver.blocking, self.key(id, scope=scope), tuple(undone)))
@@ -220,16 +221,35 @@ class Saga:
         record = await colour.store.get(key)
         if record is None:
             raise UsageError("No saga of this id is known, so there is nothing to go on with.", key=key)
+        is_in_doubt = record.state is State.IN_DOUBT
+        self._check_undone(record, undone)
+        # Who goes on with it at this moment has not heard what was undone, so there is no sense in waiting for it.
+        policy = self.policy.but(busy="reject") if undone else self.policy
+        call = call_of(key, record.fingerprint, policy, self._hint)
+        if is_in_doubt:
+            await self.receiver.flow.settle(colour, call, record, Resolution.not_applied())
+        return await self._outcome(colour, call, NOTHING, None, undone if undone or is_in_doubt else None)
+
+    def _check_undone(self, record: Record, undone: tuple[str, ...]) -> None:
+        """Raise if what was undone by hand can't be told any more, or not yet."""
         unknown = set(undone) - {task.name for task in self.outline.tasks}
         if unknown:
             raise UsageError(
                 f"undone= names {', '.join(sorted(unknown))}, which {self.name!r} does not have."
             )
-        call = call_of(key, record.fingerprint, self.policy, self._hint)
-        if record.state is not State.IN_DOUBT:
-            return await self._outcome(colour, call, NOTHING, None)
-        await self.receiver.flow.settle(colour, call, record, Resolution.not_applied())
-        return await self._outcome(colour, call, NOTHING, None, undone)
+        if not undone or record.state is State.IN_DOUBT:
+            return
+        trail = self.trail_of(record)
+        is_told = all(trail.holds("undo", task) for task in self.outline.tasks if task.name in undone)
+        is_over = record.state in (State.COMPLETED, State.FAILED)
+        if is_told or (trail.turn is not None and not is_over):
+            return
+        where = "has ended" if is_over else "is on its way forward"
+        raise UsageError(
+            f"undone= tells of {', '.join(undone)}, but the saga {self.name!r} waits for nobody: it {where}. What was "
+            "undone by hand is told while it waits for a person. Look at state(id), and leave undone= out.",
+            key=record.key,
+        )
 
     async def _state(self, colour: Colour, key: str) -> SagaState | None:
         record = await colour.store.get(key)
