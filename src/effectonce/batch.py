@@ -134,10 +134,7 @@ class _Piece:
             raise
 
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
-        jobs = [
-            lambda index=index, attempt=attempt: self._job(index, attempt)
-            for index, attempt in opened.items()
-        ]
+        jobs = [lambda index=index: self._job(index, opened) for index in opened]
         results, interrupted = await self.colour.gather(jobs, self.concurrency)
         self.interrupted = interrupted or self.interrupted
         ran: dict[int, _Ran] = {}
@@ -151,8 +148,12 @@ class _Piece:
                 await self.flow.withdraw(self.colour, attempt.claim)
         await self._record(ran)
 
-    async def _job(self, index: int, attempt: Attempt | None) -> _Ran | Outcome[Any] | None:
+    async def _job(self, index: int, opened: dict[int, Attempt | None]) -> _Ran | Outcome[Any] | None:
         call, args = self.slots[index]
+        attempt = opened[index]
+        if attempt is not None and attempt.lost:  # its turn came after its lease
+            self.flow.close(attempt, None)
+            attempt = opened[index] = None
         if attempt is None:
             return await self._alone(self.flow.run(self.colour, call, self.handler, args, {}))
         token = CURRENT.set(attempt)

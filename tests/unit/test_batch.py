@@ -442,6 +442,44 @@ def test_a_lost_lease_is_one_messages_own(clock: ManualClock, staged: StagedStor
     assert outcomes[1].replayed
 
 
+def test_what_its_lease_did_not_wait_for_is_asked_for_again(
+    clock: ManualClock, staged: StagedStore, colour: Colour
+) -> None:
+    """A handler whose turn comes after its lease begins only if nobody else has begun it meanwhile."""
+    at_most_once = Policy(on_crash="in_doubt", prober=lambda _: Resolution.not_applied())
+    receiver = by_hand(Receiver(staged, monotonic=clock, policy=at_most_once))
+    other = by_hand(Receiver(staged, monotonic=clock, policy=at_most_once))
+    ids, others = Ids(), Ids()
+
+    def handler(message: Message) -> str:
+        if message.id == "a":
+            clock.advance(500)
+            other.process(THREE[1], others)
+        return ids(message)
+
+    outcomes = colour.batch(receiver, THREE, handler, concurrency=1)
+    assert statuses(outcomes) == ["executed", "replayed", "executed"]
+    assert ids == {"a": 1, "c": 1}
+    assert others == {"b": 1}
+
+
+def test_claims_that_are_granted_after_their_lease_are_asked_for_again(
+    clock: ManualClock, staged: StagedStore, colour: Colour
+) -> None:
+    """A reply that took longer than the lease begins nothing that another has begun since."""
+    receiver, other = by_hand(Receiver(staged, monotonic=clock)), by_hand(Receiver(staged, monotonic=clock))
+    ids, others = Ids(), Ids()
+
+    def too_late() -> None:
+        clock.advance(500)
+        other.process(THREE[1], others)
+
+    staged.after["claim_many"] = too_late
+    assert statuses(colour.batch(receiver, THREE, ids)) == ["executed", "replayed", "executed"]
+    assert ids == {"a": 1, "c": 1}
+    assert others == {"b": 1}
+
+
 # Interrupted
 
 

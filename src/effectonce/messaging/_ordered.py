@@ -101,7 +101,7 @@ class _Grouped(_Piece):
         ran: dict[int, _Ran] = {}
         for index in indexes:
             if index not in self.outcomes:
-                result = await self._job(index, opened[index])
+                result = await self._job(index, opened)
                 if isinstance(result, _Ran):
                     ran[index] = result
                     if result.error is not None:
