@@ -4,8 +4,6 @@ It looks through the store for attempts whose lease is over. A saga's journal ha
 any other operation needs a handler that finds its arguments by the key. What was claimed at most once becomes IN_DOUBT.
 Whoever goes on claims the key first, so any number of sweepers may run at once: one gets each key, with a higher fence,
 and the others leave it alone.
-
-``run`` blocks; ``arun`` is for event loops. Both drive one body.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import _blocking
+from . import _blocking, _service
 from ._answers import call_of
 from ._durations import Duration, seconds
 from ._protocol import is_abandoned
@@ -89,8 +87,8 @@ class Figures:
     """How long the last look took."""
 
 
-class Sweeper:
-    """Looks for work that was left behind and goes on with it.
+class Sweeper(_service.Service["_Crew", Figures]):
+    """Looks for work that was left behind and goes on with it: ``run`` until ``stop``, ``run_once`` for one look.
 
     receiver     whose store is looked through
     sagas        those that it may go on with
@@ -121,7 +119,6 @@ class Sweeper:
         self.figures = Figures()
         self.stopping = False
         self._strangers: set[str] = set()
-        self._crew: _Crew | None = None
 
     def _check(self, sagas: tuple[Saga, ...]) -> None:
         for saga in sagas:
@@ -135,35 +132,6 @@ class Sweeper:
             if not callable(handler):
                 raise UsageError(f"The handler of {operation!r}, {handler!r}, can't be called.")
 
-    # What people call
-
-    def run(self) -> None:
-        """Sweep until ``stop``. Steps that are under way then are finished first; the rest is left for others."""
-        if self._awaits():
-            asyncio.run(self.arun())
-        else:
-            _blocking.run(self._run(_Threads(self)))
-
-    async def arun(self) -> None:
-        """The same on an event loop. Cancelled, it finishes what is under way too."""
-        running = asyncio.ensure_future(self._run(_Tasks(self)))
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            self.stop()
-            await running
-            raise
-
-    def run_once(self) -> Figures:
-        """Look once, and bring what is found to its end."""
-        if self._awaits():
-            return asyncio.run(self.arun_once())
-        return _blocking.run(self._run_once(_Threads(self)))
-
-    async def arun_once(self) -> Figures:
-        """The same on an event loop."""
-        return await self._run_once(_Tasks(self))
-
     def stop(self) -> None:
         """Have ``run`` return soon. May be called in a signal handler, and from any thread."""
         self.stopping = True  # no lock: a signal handler may come while it is held
@@ -172,25 +140,23 @@ class Sweeper:
 
     # The one body of both colours
 
+    def _on_threads(self) -> _Crew:
+        return _Threads(self)
+
+    def _on_loop(self) -> _Crew:
+        return _Tasks(self)
+
     async def _run(self, crew: _Crew) -> None:
-        self._crew = crew
-        try:
-            while not self.stopping:
-                try:
-                    await self._look(crew)
-                except EffectOnceError as error:
-                    log.warning("the store can't be looked through: %s", error)
-                pause = max(self.every, IDLE_SHARE * self.figures.seconds)
-                await crew.rest(pause * random.uniform(0.75, 1.0))
-        finally:
-            await crew.end()
+        while not self.stopping:
+            try:
+                await self._look(crew)
+            except EffectOnceError as error:
+                log.warning("the store can't be looked through: %s", error)
+            pause = max(self.every, IDLE_SHARE * self.figures.seconds)
+            await crew.rest(pause * random.uniform(0.75, 1.0))
 
     async def _run_once(self, crew: _Crew) -> Figures:
-        self._crew = crew
-        try:
-            await self._look(crew)
-        finally:
-            await crew.end()
+        await self._look(crew)
         return self.figures
 
     async def _look(self, crew: _Crew) -> None:
@@ -295,7 +261,7 @@ class Sweeper:
         )
 
 
-class _Crew(Protocol):
+class _Crew(_service.Crew, Protocol):
     """Runs jobs beside the look, in one colour."""
 
     colour: Colour
@@ -310,10 +276,6 @@ class _Crew(Protocol):
 
     def wake(self) -> None:
         """End every rest."""
-        ...
-
-    async def end(self) -> None:
-        """Wait for what was begun."""
         ...
 
 

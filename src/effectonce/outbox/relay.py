@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
-from .. import _blocking
+from .. import _service
 from .._durations import Duration, seconds
 from ..errors import StoreUnavailable, UsageError
 from ._batch import Poison, Retrying, Sorting, waves
@@ -56,8 +56,8 @@ class Figures:
     purged: int = 0
 
 
-class Relay:
-    """Publishes what is in the outbox of a database.
+class Relay(_service.Service["_Crew", int]):
+    """Publishes what is in the outbox of a database: ``run`` until ``stop``; ``run_once`` tells how many events it did.
 
     database      its URL: postgresql://, mysql://, mariadb:// or sqlite:///
     publisher     a Publisher, a URL of a broker, or a callable that takes one Event and raises when it fails
@@ -99,35 +99,6 @@ class Relay:
         self._purge_at = 0.0
 
     # What people call
-
-    def run(self) -> None:
-        """Publish until ``stop``. What is under way then is finished first."""
-        if self._awaits():
-            asyncio.run(self.arun())
-        else:
-            _blocking.run(self._run(_Here()))
-
-    async def arun(self) -> None:
-        """The same on an event loop. Cancelled, it finishes what is under way too."""
-        with _Beside() as colour:
-            running = asyncio.ensure_future(self._run(colour))
-            try:
-                await asyncio.shield(running)
-            except asyncio.CancelledError:
-                self.stop()
-                await running
-                raise
-
-    def run_once(self) -> int:
-        """Publish what can be published now; how many events that were."""
-        if self._awaits():
-            return asyncio.run(self.arun_once())
-        return _blocking.run(self._drain(_Here()))
-
-    async def arun_once(self) -> int:
-        """The same on an event loop."""
-        with _Beside() as colour:
-            return await self._drain(colour)
 
     def stop(self) -> None:
         """Have ``run`` return after the batch that is under way. May be called in a signal handler."""
@@ -179,47 +150,53 @@ class Relay:
 
     # The one body of both colours
 
-    async def _run(self, colour: _Colour) -> None:
+    def _on_threads(self) -> _Crew:
+        return _Here()
+
+    def _on_loop(self) -> _Crew:
+        return _Beside()
+
+    async def _run(self, crew: _Crew) -> None:
         pause = SHORTEST_PAUSE
         while not self._stopping.is_set():
             try:
-                taken, is_away = await self._round(colour)
+                taken, is_away = await self._round(crew)
                 if not taken or is_away:
-                    woken = await colour.call(self._database.wait, pause, self._bell)
+                    woken = await crew.call(self._database.wait, pause, self._bell)
                     pause = SHORTEST_PAUSE if woken and not is_away else min(pause * 2, LONGEST_PAUSE)
                 else:
                     pause = SHORTEST_PAUSE
             except StoreUnavailable as error:
                 log.warning("the outbox can't be reached: %s", error)
-                await colour.call(self._bell.wait, pause)
+                await crew.call(self._bell.wait, pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
-        await self._let_go(colour)
+        await self._let_go()
 
-    async def _drain(self, colour: _Colour) -> int:
+    async def _run_once(self, crew: _Crew) -> int:
         before = self.figures.published
         taken, is_away = 1, False
         try:
             while taken and not is_away and not self._stopping.is_set():
-                taken, is_away = await self._round(colour)
+                taken, is_away = await self._round(crew)
         finally:
-            await self._let_go(colour)
+            await self._let_go()
         return self.figures.published - before
 
-    async def _round(self, colour: _Colour) -> tuple[int, bool]:
+    async def _round(self, crew: _Crew) -> tuple[int, bool]:
         """Publish one batch: how many events it had, and whether the broker was away."""
         token = secrets.randbits(62)
         asked_at = time.monotonic()
-        events: list[Event] = await colour.call(self._database.claim, self._batch, self._lease, token)
+        events: list[Event] = await crew.call(self._database.claim, self._batch, self._lease, token)
         if not events:
-            await self._purge(colour)
+            await self._purge(crew)
             return 0, False
         sorting = Sorting(self._retrying, random.random)
-        await self._publish(colour, events, sorting, asked_at + self._lease * LEASE_SHARE)
-        held = await colour.call(self._settle, token, sorting)
+        await self._publish(crew, events, sorting, asked_at + self._lease * LEASE_SHARE)
+        held = await crew.call(self._settle, token, sorting)
         self._tally(sorting, held)
         return len(events), sorting.away is not None
 
-    async def _publish(self, colour: _Colour, events: list[Event], sorting: Sorting, deadline: float) -> None:
+    async def _publish(self, crew: _Crew, events: list[Event], sorting: Sorting, deadline: float) -> None:
         """Hand events over, in waves."""
         groups = [events] if self._publisher.keeps_order else waves(events)
         for group in groups:
@@ -228,11 +205,11 @@ class Relay:
                 sorting.untried(going)
                 continue
             try:
-                sorting.answered(going, await self._handed_over(colour, going, deadline))
+                sorting.answered(going, await self._handed_over(crew, going, deadline))
             except Exception as error:  # every broker's driver has errors of its own
                 sorting.untried(going, error)
 
-    async def _handed_over(self, colour: _Colour, events: list[Event], deadline: float) -> Results:
+    async def _handed_over(self, crew: _Crew, events: list[Event], deadline: float) -> Results:
         if not events:
             return ()
         publish: Any = self._publisher.publish
@@ -241,7 +218,7 @@ class Relay:
             async with asyncio.timeout(deadline - time.monotonic()):
                 results = await publish(events)
         else:
-            results = await colour.call(publish, events)
+            results = await crew.call(publish, events)
         if inspect.isawaitable(results):
             raise never_awaited(results)
         if len(results) != len(events):
@@ -270,15 +247,15 @@ class Relay:
             word = "was given up" if event.seq in given_up else "failed"
             log.warning("event %s for %s %s: %s", event.id, event.topic, word, reason_of(error))
 
-    async def _purge(self, colour: _Colour) -> None:
+    async def _purge(self, crew: _Crew) -> None:
         """With nothing else to do, forget some of what was published long ago."""
         if self._keep is None or time.monotonic() < self._purge_at:
             return
-        purged = await colour.call(self._database.purge, self._keep, PURGE_ROWS)
+        purged = await crew.call(self._database.purge, self._keep, PURGE_ROWS)
         self.figures.purged += purged
         self._purge_at = time.monotonic() + (0 if purged else PURGE_SECONDS)
 
-    async def _let_go(self, colour: _Colour) -> None:
+    async def _let_go(self) -> None:
         """A publisher of an event loop can't outlive the loop."""
         if self._awaits():
             closing = self._publisher.close()
@@ -289,7 +266,7 @@ class Relay:
         return inspect.iscoroutinefunction(self._publisher.publish)
 
 
-class _Colour(Protocol):
+class _Crew(_service.Crew, Protocol):
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Have something done that blocks."""
         ...
@@ -301,6 +278,9 @@ class _Here:
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
 
+    async def end(self) -> None:
+        """Nobody was called for."""
+
 
 class _Beside:
     """Callers on an event loop: what blocks does so on a thread beside it."""
@@ -311,10 +291,7 @@ class _Beside:
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    async def end(self) -> None:
         self._thread.shutdown()
 
 
