@@ -198,6 +198,25 @@ def test_a_place_that_no_request_can_have_is_refused(
     assert shop.charged == [4]
 
 
+@pytest.mark.parametrize("scope", [None, 7, b"ada", ["ada"], "a\x00b", "\ud800"], ids=repr)
+def test_a_scope_that_names_nobody_is_refused_with_advice(scope: Any) -> None:
+    """When the session is opened, not with its first request."""
+    with Receiver("memory://") as receiver:
+        sessions = Sessions(receiver)
+        client = sessions.open(scope=ADA).client
+        for action in (
+            lambda: sessions.open(scope=scope),
+            lambda: asyncio.run(sessions.aopen(scope=scope)),
+            lambda: sessions.resume(client, scope=scope),
+            lambda: sessions.touch(client, scope=scope),
+            lambda: sessions.end(client, scope=scope),
+            lambda: sessions.process(Request(client, 1), lambda _: 1, scope=scope),
+        ):
+            assert "The scope" in refusal(action)
+        assert sessions.touch(client, scope=ADA).epoch == 1
+        sessions.close()
+
+
 def test_forged_and_foreign_ids_are_answered_like_ids_that_never_were(shop: Shop) -> None:
     """Word for word: an attacker can't tell a session of another from none. Nothing is executed or made."""
     sessions = shop.sessions()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from effectonce._blocking import run
 from effectonce._keeper import Keeper
 from effectonce._records import Claim, Completion, State
 from effectonce.keys import new_owner
+from effectonce.sessions import Request, Sessions
 from effectonce.testing.clocks import ManualClock, wait_until
 
 LEASE, KEEP = 30.0, 3600.0
@@ -429,6 +432,25 @@ def test_the_thread_ends_when_idle_and_comes_back(monkeypatch: pytest.MonkeyPatc
         wait_until(lambda: keepers() <= before, what="The end of the thread")
 
 
+def test_sessions_that_nobody_closes_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their threads hold up no process, end when there is nothing to renew, and keep nothing alive."""
+    monkeypatch.setattr(keeper_module, "LINGER_SECONDS", 0.01)
+    before, clock, kept = keepers(), ManualClock(), list[weakref.ref[Keeper]]()
+    receiver = Receiver("memory://", policy=Policy(lease=LEASE), monotonic=clock)
+    for _ in range(5):
+        sessions = Sessions(receiver)
+        sessions.process(Request(sessions.open().client, 1), lambda _: None)
+        kept.append(weakref.ref(sessions.receiver._keeper))
+    del sessions
+    assert len(keepers() - before) == 5
+    assert all(thread.daemon for thread in keepers())
+    clock.advance(LEASE)
+    wait_until(lambda: keepers() <= before, what="The end of the threads")
+    gc.collect()
+    assert [keeper() for keeper in kept] == [None] * 5
+    receiver.close()
+
+
 def test_close_ends_the_thread() -> None:
     """A closed receiver leaves no thread behind."""
     before = keepers()
@@ -443,6 +465,7 @@ import os, sys, threading, warnings
 warnings.simplefilter("ignore")  # newer Pythons warn of forking beside threads, which is what this is about
 from effectonce import Message, Policy, Receiver
 from effectonce.stores.sqlite import SQLiteStore
+from effectonce.sessions import Request, Sessions
 from effectonce.testing.clocks import wait_until
 
 class Counting(SQLiteStore):

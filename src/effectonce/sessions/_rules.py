@@ -76,7 +76,8 @@ class Ruling(NamedTuple):
 
 
 def session_id(scope: str, client: str) -> str:
-    """The name of a session in stores and keys. A client id can't be read from it."""
+    """The name of a session in stores and keys. A client id can't be read from it. Raises ``InvalidKey``."""
+    keys.prefix(scope, OPERATION)  # a scope that names no request must not name a session either
     return sha256(f"{len(scope)} {scope}{client}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
