@@ -78,8 +78,11 @@ def failure_of(call: Call, attempt: Attempt, error: BaseException) -> Completion
     return Completion(call.key, attempt.claim.owner, attempt.fence, state, result, policy.keep)
 
 
-def settlement_of(call: Call, record: Record, resolution: Resolution) -> Completion:
-    """The command that ends a record in doubt as a prober or a person says; a value has to be storable."""
+def settlement_of(call: Call, record: Record, resolution: Resolution, now: float) -> Completion:
+    """The command that ends a record in doubt as a prober or a person says; a value has to be storable.
+
+    Whoever settles it may have another policy than the attempt had, whose memory must not be cut short.
+    """
     state, result = State.ABSENT, None
     if resolution.kind == "completed":
         state, result = State.COMPLETED, encoded(call.policy, call.hint, resolution.value)
@@ -88,7 +91,8 @@ def settlement_of(call: Call, record: Record, resolution: Resolution) -> Complet
             raise UsageError(f"This can't be the result of an attempt in doubt: {why}.", key=call.key)
     elif resolution.kind == "failed":
         state, result = State.FAILED, codec.encode_error(resolution.value)
-    return Completion(record.key, NOBODY, record.fence, state, result, call.policy.keep)
+    keep = max(call.policy.keep, record.expires_at - now)
+    return Completion(record.key, NOBODY, record.fence, state, result, keep)
 
 
 # Outcomes

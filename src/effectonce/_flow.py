@@ -404,7 +404,7 @@ class Flow:
 
     async def settle(self, colour: Colour, call: Call, record: Record, resolution: Resolution) -> bool:
         """End a record in doubt; False when somebody else was first."""
-        settlement = answers.settlement_of(call, record, resolution)
+        settlement = answers.settlement_of(call, record, resolution, await colour.store.now())
         if await colour.store.complete(settlement) is FENCED:
             return False
         self.tell_aside(ENDED[settlement.state], record, "settled")

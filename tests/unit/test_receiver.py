@@ -782,6 +782,24 @@ def test_a_person_says_that_nothing_happened(doubtful: str, receiver: Receiver, 
     assert colour.process(receiver, EVENT, Counted("now")).attempt == 2
 
 
+@pytest.mark.parametrize("swept", [False, True])
+def test_what_is_settled_is_remembered_as_long_as_its_own_policy_says(
+    receiver: Receiver, colour: Colour, clock: ManualClock, swept: bool
+) -> None:
+    """Whoever finds and settles a doubt may know a shorter policy; late duplicates still get the answer."""
+    week = ONCE.but(keep="7d")
+    crash(receiver, EVENT, policy=week)
+    clock.advance(LONG * 3)
+    if swept:
+        assert colour.sweep(receiver).in_doubt == 1
+    else:
+        with pytest.raises(InDoubt):
+            receiver.process(EVENT, must_not_run, policy=week)
+    assert colour.resolve(receiver, receiver.key_of(EVENT), "completed", "re-77")
+    clock.advance(6 * DAY)
+    assert colour.process(receiver, EVENT, must_not_run, policy=week).value == "re-77"
+
+
 @pytest.mark.parametrize("words", [("completed", 1), ("failed", ValueError()), ("not_applied",)])
 def test_what_is_settled_stays_settled(
     doubtful: str, receiver: Receiver, colour: Colour, words: tuple[Any, ...]
