@@ -155,7 +155,7 @@ class _Piece:
             self.flow.close(attempt, None)
             attempt = opened[index] = None
         if attempt is None:
-            return await self._alone(self.flow.run(self.colour, call, self.handler, args, {}))
+            return await self._alone(self.flow.run(self.colour, call, self.handler, args, {}), own=True)
         token = CURRENT.set(attempt)
         attempt.line = get_ident()
         try:
@@ -168,13 +168,18 @@ class _Piece:
         finally:
             CURRENT.reset(token)
 
-    async def _alone(self, flow: Coroutine[Any, Any, Outcome[Any]]) -> Outcome[Any] | None:
-        """The outcome of one message that goes its own way; what interrupts it interrupts the batch, later."""
+    async def _alone(self, flow: Coroutine[Any, Any, Outcome[Any]], *, own: bool) -> Outcome[Any] | None:
+        """The outcome of one message that goes its own way; what interrupts it interrupts the batch, later.
+
+        Not so a cancellation that may be the handler's ``own``: if the batch is cancelled it hears so by itself.
+        """
         try:
             return await flow
         except Exception as error:
             return Outcome("failed", error=error)
         except BaseException as error:
+            if own and isinstance(error, self.colour.cancelled):
+                return Outcome("failed", error=error)
             self.interrupted = self.interrupted or error
             return None
 
@@ -224,7 +229,8 @@ class _Piece:
             ending = flow.finish(self.colour, call, ran.attempt, ran.value)
         else:
             ending = flow.fail(self.colour, call, ran.attempt, ran.error)
-        outcome = await self._alone(ending)
+        own = self.interrupted is None and isinstance(ran.error, self.colour.cancelled)
+        outcome = await self._alone(ending, own=own)
         if outcome is not None:
             self.outcomes[index] = outcome
 

@@ -60,8 +60,8 @@ async def sweep(flow: Flow, colour: Colour, policy: Policy, redrive: Redrive | N
 async def doubted(flow: Flow, colour: Colour, record: Record, policy: Policy) -> bool:
     """Let the protocol find the doubt. If the attempt ended meanwhile, a claim that this won is given back."""
     claim = call_of(record.key, record.fingerprint, policy, may_create=False).claim
-    own_keep = record.expires_at - record.lease_until  # the attempt's policy may be another one than the sweep's
-    claim = claim._replace(keep=max(claim.keep, own_keep))
+    # The attempt may have had another policy than the sweep has.
+    claim = claim._replace(keep=max(claim.keep, record.expires_at - record.lease_until))
     decision = await colour.store.claim(claim)
     if decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER):
         await flow.withdraw(colour, claim)

@@ -555,6 +555,30 @@ def test_a_batch_cancelled_while_recording_is_recorded(staged: StagedStore, batc
     assert {in_store(batching, name) for name in "abc"} == {"COMPLETED"}
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_handler_that_awaits_what_was_cancelled_is_one_messages_own(
+    batching: Receiver, clock: ManualClock, is_known: bool
+) -> None:
+    """Nobody cancelled the batch: the others have their outcomes, and that claim stays, as after any cancellation."""
+
+    async def handler(message: Message) -> str:
+        if message.id == "b":
+            given_up = asyncio.ensure_future(asyncio.sleep(0))
+            given_up.cancel()
+            await given_up
+        return message.id
+
+    probing = Policy(on_crash="in_doubt", prober=lambda _: Resolution.not_applied())
+    if is_known:  # then it goes its own way
+        crash(batching, Message("b"), policy=probing)
+        clock.advance(500)
+    outcomes = asyncio.run(batching.aprocess_batch(THREE, handler, policy=probing))
+    assert statuses(outcomes) == ["executed", "failed", "executed"]
+    assert isinstance(outcomes[1].error, asyncio.CancelledError)
+    assert [in_store(batching, name) for name in "abc"] == ["COMPLETED", "PENDING", "COMPLETED"]
+    assert not batching._keeper.live
+
+
 def test_an_interrupt_in_a_handler_spoils_nothing(receiver: Receiver, colour: Colour) -> None:
     """It is raised after the others were recorded; its own claim is kept, since it is not the handler's word."""
     with pytest.raises(Crash):
