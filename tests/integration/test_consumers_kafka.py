@@ -282,6 +282,7 @@ def test_a_failure_stops_its_partition_until_it_has_come_again(name: str, topic:
     assert ran.count("c1") == 1
     (letter,) = topic.letters()
     assert letter["dead-reason"] == b"attempts_exhausted"
+    assert letter["dead-consumer"].decode() == f"{GROUP}-{topic.name}"
 
 
 @CLIENTS

@@ -234,6 +234,7 @@ def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(nats: Any,
             (letter,) = await letters(context, stream)
         assert letter["dead-reason"] == "attempts_exhausted"
         assert letter["dead-attempts"] == "3"
+        assert letter["dead-consumer"] == "billing"
 
     with Receiver("memory://", policy=Policy(max_attempts=3)) as receiver:
         asyncio.run(main(receiver))

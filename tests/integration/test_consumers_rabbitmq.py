@@ -164,12 +164,13 @@ def test_properties_that_no_client_should_send_do_not_stop_the_queue(
     queue._channel.basic_publish("", queue.name, b"{}", pika.BasicProperties(message_id=b"\xff\xfe"))
     queue.publish("good-2")
     ran: list[str] = []
-    with Receiver("memory://") as receiver:
+    with Receiver("memory://", consumer="billing") as receiver:
         consume(name, queue, receiver, lambda m: ran.append(m.id), lambda: len(set(ran)) == 2)
     assert sorted(set(ran)) == ["good-1", "good-2"]
     letters = queue.letters()
     assert [letter.headers["dead-reason"] for letter in letters] == reasons
     assert (letters[0].message_id, letters[0].headers["trace"]) == ("ahead", "t-1")
+    assert {letter.headers["dead-consumer"] for letter in letters} == {"billing"}
     assert queue.size() == 0
 
 
@@ -190,12 +191,13 @@ def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(name: str,
         letters.extend(queue.letters() if ran else [])
         return bool(letters) and ran.count("flaky") == 2
 
-    with Receiver("memory://", policy=Policy(max_attempts=3)) as receiver:
+    with Receiver("memory://", consumer="billing", policy=Policy(max_attempts=3)) as receiver:
         consume(name, queue, receiver, handler, is_over)
     assert sorted(ran) == ["fine", "flaky", "flaky", "poison", "poison", "poison"]
     (letter,) = letters
     assert letter.headers["dead-reason"] == "attempts_exhausted"
     assert letter.headers["dead-attempts"] == "3"
+    assert letter.headers["dead-consumer"] == "billing"
     assert queue.size() == 0
 
 

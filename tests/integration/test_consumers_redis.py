@@ -112,6 +112,7 @@ def test_bad_entries_are_put_aside_with_a_reason_and_the_rest_goes_on(
     assert letter[b"id"] == b"undecodable"
     assert letter[b"payload"] == b"{"
     assert letter[b"dead-first-seen"].startswith(b"20")
+    assert letter[b"dead-consumer"] == GROUP.encode()
 
 
 def test_an_id_that_was_asked_for_and_is_missing_is_refused(client: redis.Redis, stream: str) -> None:

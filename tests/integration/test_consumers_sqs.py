@@ -215,11 +215,12 @@ def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(queue: Que
         if message.id == "poison" or (message.id == "flaky" and ran.count("flaky") < 2):
             raise ValueError("not today")
 
-    with Receiver("memory://", policy=Policy(max_attempts=2)) as receiver:
+    with Receiver("memory://", consumer="billing", policy=Policy(max_attempts=2)) as receiver:
         until(consumer_of(queue, receiver), handler, lambda: queue.size() == 0)
     assert sorted(ran) == ["fine", "flaky", "flaky", "poison", "poison"]
     (letter,) = queue.letters()
     assert (letter["dead-reason"], letter["dead-attempts"]) == ("attempts_exhausted", "2")
+    assert letter["dead-consumer"] == "billing"
 
 
 def test_a_fifo_group_stops_at_its_first_failure(queue: Queue) -> None:

@@ -133,6 +133,7 @@ def test_what_can_never_be_processed_is_put_aside_with_a_reason(
         assert workers.noted("runs") == ["d"]
     letters = place.letters()
     assert sorted(letter["dead-reason"] for letter in letters) == sorted(expected)
+    assert {letter["dead-consumer"] for letter in letters} == {"billing"}
     declined = next(letter for letter in letters if letter["dead-reason"] == "remembered_error")
     assert "d was declined" in declined["dead-detail"]
     if name == "rabbitmq":
@@ -197,13 +198,19 @@ def noting(ran: list[str], group: str) -> Any:
 def test_two_groups_that_get_the_same_message_are_two_consumers(
     name: str, place_on: Site, receiver: Receiver
 ) -> None:
-    """Each has its own effect, and once: the second is no repetition of the first."""
+    """Each has its own effect, and once: the second is no repetition of the first. Each puts aside in its own name."""
     place = place_on(name, "both")
     for _ in range(2):
         place.send("o-1")
+    place.send("bad", body=b"{")
     ran: list[str] = []
     ended: list[str] = []
+    givers: set[str] = set()
     receiver.events.hooks = (lambda event: ended.append(event.kind),)
+
+    def are_put_aside() -> bool:
+        givers.update(letter["dead-consumer"] for letter in place.letters())
+        return len(givers) >= 2
 
     async def main() -> None:
         broker: Any
@@ -224,11 +231,13 @@ def test_two_groups_that_get_the_same_message_are_two_consumers(
             await asyncio.to_thread(
                 wait_until, lambda: ended.count("completed") + ended.count("replayed") >= 4, seconds=30
             )
+            await asyncio.to_thread(wait_until, are_put_aside, seconds=30)
 
     if name == "kafka":
         place._producer.flush()
     asyncio.run(main())
     assert sorted(ran) == ["email", "sms"]
+    assert {name.removeprefix(f"{place.queue}-") for name in givers} == {"email", "sms"}
 
 
 def published(broker: RabbitBroker, *messages: dict[str, Any]) -> list[Any]:

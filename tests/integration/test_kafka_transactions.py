@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer, TopicPartition
 from tests.integration.consumers_atomic import batter
 from tests.integration.consumers_helpers import stop_when, working
-from tests.integration.test_consumers_kafka import PARTITIONS, Topic
+from tests.integration.test_consumers_kafka import GROUP, PARTITIONS, Topic
 
 from effectonce import Message, Policy, Receiver, current
 from effectonce.errors import UsageError
@@ -120,7 +120,9 @@ def test_outputs_dead_letters_and_offsets_are_one_transaction(pipe: Pipe, awaits
     values = sorted(value for _, value in pipe.outputs())
     assert values == ["last", "more", "o-1", "o-2", "o-4", "o-5"]
     assert attempts == [1, 2]
-    reasons = [letter["dead-reason"] for letter in pipe.letters()]
+    letters = pipe.letters()
+    reasons = [letter["dead-reason"] for letter in letters]
+    assert {letter["dead-consumer"].decode() for letter in letters} == {f"{GROUP}-{pipe.name}"}
     assert reasons == [b"attempts_exhausted", b"undecodable"]
 
 

@@ -217,7 +217,8 @@ def test_labels_say_reason_attempts_and_when_it_was_first_seen() -> None:
     assert found["dead-reason"] == "mismatch"
     assert (found["dead-attempts"], found["dead-deliveries"]) == ("2", "3")
     assert found["dead-first-seen"] == "1970-01-01T00:00:00.000+00:00"
-    assert "dead-first-seen" not in labels(letter, delivery())
+    assert not {"dead-first-seen", "dead-consumer"} & set(labels(letter, delivery()))
+    assert labels(letter._replace(consumer="billing"), delivery())["dead-consumer"] == "billing"
     long = told("mismatch", KeyReused("x" * 10_000))
     assert len(long.detail) <= LONGEST_DETAIL
 

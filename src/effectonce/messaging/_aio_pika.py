@@ -35,10 +35,16 @@ class AioPika:
     deadline: float | None = None
 
     def __init__(
-        self, connection: AbstractConnection, queue: str, dead: str, prefetch: int, wanted: Any
+        self,
+        connection: AbstractConnection,
+        queue: str,
+        dead: str,
+        prefetch: int,
+        wanted: Any,
+        consumer: str = "",
     ) -> None:
         self._connection, self._queue, self._dead = connection, queue, dead
-        self._prefetch, self._wanted = prefetch, wanted
+        self._prefetch, self._wanted, self._consumer = prefetch, wanted, consumer
         self._channel: AbstractChannel | None = None
         self._is_unreadable = False
         self._arrivals, self._held = _Arrivals(), Held()
@@ -84,7 +90,8 @@ class AioPika:
         try:
             from ._amqp_unreadable import put_aside
 
-            found = await asyncio.to_thread(put_aside, url, self._queue, self._dead, self._prefetch)
+            places = (url, self._queue, self._dead, self._prefetch, self._consumer)
+            found = await asyncio.to_thread(put_aside, *places)
         except Exception as error:  # pika's own, or there is no pika
             raise ConnectionError(
                 f"a message of {self._queue!r} that aio-pika can't read has to be put aside with pika (pip install "

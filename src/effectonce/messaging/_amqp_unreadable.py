@@ -21,7 +21,7 @@ from ._delivery import DeadLetter, explained, labels
 PERSISTENT = 2
 
 
-def put_aside(url: str, queue: str, dead: str, most: int) -> int:
+def put_aside(url: str, queue: str, dead: str, most: int, consumer: str) -> int:
     """Look at the next messages of a queue and put aside those that can't be read; how many that were.
 
     The others go back to where they were. They come with the mark of a redelivery, as after any lost connection.
@@ -36,7 +36,8 @@ def put_aside(url: str, queue: str, dead: str, most: int) -> int:
             if method is None or body is None:
                 break
             if (letter := _trouble(about, body)) is not None:
-                copy = _copy(letter, queue, about, body, method.redelivered)
+                told = letter._replace(consumer=consumer)
+                copy = _copy(told, queue, about, body, method.redelivered)
                 channel.basic_publish("", dead, body, copy, mandatory=True)  # confirmed, or an error
                 channel.basic_ack(method.delivery_tag)
                 found += 1

@@ -168,7 +168,7 @@ class Consumer:
         self._handling: Handling = self._chosen_handling(begin, options.get("cursor", False))
         # What a crash has rolled back is new to the store when it comes again, up to a batch at a time.
         watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
-        self._judge = Judge(receiver, self.policy, pace, watchdog)
+        self._judge = Judge(receiver, self.policy, pace, watchdog, broker.group)
         self._handler: Callable[..., Any] | None = None
         self._stopping, self._turn = threading.Event(), threading.Lock()
         self._under_way: list[tuple[str, Delivery]] = []

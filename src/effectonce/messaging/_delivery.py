@@ -96,6 +96,8 @@ class DeadLetter(NamedTuple):
     reason: Reason
     detail: str = ""
     attempts: int = 0
+    consumer: str = ""
+    """Who gave it up: others that get the same messages may have handled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,7 @@ def labels(letter: DeadLetter, delivery: Delivery) -> dict[str, str]:
         "dead-reason": letter.reason,
         "dead-detail": letter.detail,
         "dead-source": delivery.source,
+        "dead-consumer": letter.consumer,
         "dead-attempts": str(letter.attempts),
         "dead-deliveries": str(delivery.times),
         "dead-first-seen": "" if sent is None else _written(sent),

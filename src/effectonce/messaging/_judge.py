@@ -16,12 +16,18 @@ log = logging.getLogger("effectonce.messaging")
 
 
 class Judge:
-    """Decides what to tell a broker, under one policy."""
+    """Decides what to tell a broker, under one policy. ``consumer`` names who consumes, if the receiver does not."""
 
     def __init__(
-        self, receiver: Receiver, policy: Policy, pace: Pace, watchdog: Watchdog | None = None
+        self,
+        receiver: Receiver,
+        policy: Policy,
+        pace: Pace,
+        watchdog: Watchdog | None = None,
+        consumer: str = "",
     ) -> None:
         self._receiver, self._policy, self._pace = receiver, policy, pace
+        self._consumer = receiver.consumer or consumer
         self._watchdog = watchdog or Watchdog()
 
     def verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> Verdict:
@@ -36,9 +42,9 @@ class Judge:
         return self.heard(delivery, verdict) if isinstance(verdict, DeadLetter) else verdict
 
     def heard(self, delivery: Delivery, letter: DeadLetter) -> DeadLetter:
-        """Tell of a dead letter."""
+        """Tell of a dead letter; the letter with who gave it up."""
         log.warning("dead letter from %s: %s: %s", delivery.source, letter.reason, letter.detail)
         events = self._receiver.events
         events.note("dead_letter", self._receiver.flow.monotonic())
         events.tell("dead_letter", named(delivery), attempt=letter.attempts, detail=letter.reason)
-        return letter
+        return letter._replace(consumer=self._consumer)

@@ -99,7 +99,8 @@ class Idempotent:
         if isinstance(verdict, Ack) and verdict.error is not None and _passes_on(message, subscriber):
             verdict = self._judge.heard(delivery, DeadLetter("no_result", explained(verdict.error)))
         if isinstance(verdict, DeadLetter):
-            await kind.put_aside(broker, delivery, verdict, self._dead_letter or f"{delivery.source}.dead")
+            letter = verdict._replace(consumer=verdict.consumer or await kind.group(message, subscriber))
+            await kind.put_aside(broker, delivery, letter, self._dead_letter or f"{delivery.source}.dead")
             raise AckMessage
         assert isinstance(outcome, Outcome)
         if isinstance(verdict, Nack):

@@ -55,7 +55,7 @@ class Consumer(_consumer.Consumer):
             case "aio_pika":
                 from ._aio_pika import AioPika
 
-                broker = AioPika(connection, queue, dead, prefetch, wanted)
+                broker = AioPika(connection, queue, dead, prefetch, wanted, receiver.consumer)
             case "pika":
                 from ._pika import Pika
 
