@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from fastapi import FastAPI, HTTPException
 from fastapi import Request as Asked
+from fastapi.responses import FileResponse, Response
 from tests.integration.transaction_drivers import Place
 from tests.servers.fixtures import HasURL
 
@@ -36,7 +37,7 @@ def place(postgres: HasURL) -> Iterator[Place]:
 class Site:
     """A FastAPI app with a boundary in atomic mode, and a client of it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, **rules: Any) -> None:
         self.place = place
         self.receiver = Receiver(place.store_url)
         self.begun = 0
@@ -53,13 +54,26 @@ class Site:
                 raise ValueError("no")
             return {"paid": id, "guarantee": current().guarantee}
 
+        @app.post("/file")
+        async def file() -> FileResponse:
+            return FileResponse(__file__)
+
+        @app.post("/short")
+        async def short() -> Response:
+            await connection().execute(f"INSERT INTO {place.effects} VALUES ('short')")
+            return Response(b"cut", headers={"Content-Length": "9"})
+
+        mounted = FastAPI()
+        mounted.post("/wire")(pay)
+        app.mount("/v2", mounted)
+
         @app.post("/plain")
         async def plain() -> str:
             with pytest.raises(UsageError, match="no transaction"):
                 connection()
             return "no key"
 
-        self.app = AtomicMiddleware(app, self.receiver, self.begin, scope=PUBLIC, required=False)
+        self.app = AtomicMiddleware(app, self.receiver, self.begin, scope=PUBLIC, required=False, **rules)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
@@ -76,8 +90,8 @@ class Site:
             return await client.post(url, content=id, headers=headers)
 
 
-def told(place: Place, story: Callable[[Site], Awaitable[None]]) -> None:
-    site = Site(place)
+def told(place: Place, story: Callable[[Site], Awaitable[None]], **rules: Any) -> None:
+    site = Site(place, **rules)
     asyncio.run(story(site))  # type: ignore[arg-type]
     site.receiver.close()
 
@@ -110,6 +124,83 @@ def test_an_answer_of_5xx_and_an_exception_undo(place: Place) -> None:
         assert (await site.post("k2", "a", "/pay?status=402")).status_code == 402
         assert (await site.post("k2", "a", "/pay?status=402")).headers["x-idempotency-replayed"] == "true"
         assert place.count("a") == 1
+
+    told(place, story)
+
+
+def test_a_5xx_that_is_remembered_is_undone_too(place: Place) -> None:
+    """Its repeats get the same answer, and of what led to it nothing stays."""
+
+    async def story(site: Site) -> None:
+        first, again = [await site.post("k", "a", "/pay?status=503") for _ in range(2)]
+        assert (first.status_code, again.status_code) == (503, 503)
+        assert again.headers["x-idempotency-replayed"] == "true"
+        assert place.count("a") == 0
+
+    told(place, story, on_server_error="remember")
+
+
+def test_what_is_run_again_is_asked_as_the_first_time(place: Place) -> None:
+    """An app that is mounted somewhere is found again: its framework notes in the scope how far it has come."""
+
+    async def story(site: Site) -> None:
+        async def fail_once(connection: Any) -> None:
+            if site.begun == 1:
+                raise psycopg.errors.SerializationFailure("once")
+
+        site.at_commit = fail_once
+        assert (await site.post("k", "a", "/v2/wire")).status_code == 200
+        assert (site.begun, place.count("a")) == (2, 1)
+
+    told(place, story)
+
+
+def test_an_answer_by_a_path_is_read(place: Place) -> None:
+    """A server that can send files by itself is not asked to, for an answer has to be seen to be recorded."""
+    content = Path(__file__).read_bytes()
+
+    async def story(site: Site) -> None:
+        inner = site.app
+
+        async def offering(scope: Any, receive: Any, send: Any) -> None:  # as granian does
+            await inner({**scope, "extensions": {"http.response.pathsend": {}}}, receive, send)
+
+        site.app = offering  # type: ignore[assignment]
+        first, again = await site.post("k", "", "/file"), await site.post("k", "", "/file")
+        assert first.content == again.content == content
+
+    told(place, story)
+
+
+def test_half_an_answer_is_an_error(place: Place) -> None:
+    """One that is shorter than it says can't be sent, so it is not recorded, and what led to it is undone."""
+
+    async def story(site: Site) -> None:
+        with pytest.raises(RuntimeError, match="9 bytes, and sent 3"):
+            await site.post("k", "", "/short")
+        assert place.count("short") == 0
+
+    told(place, story)
+
+
+def test_half_a_request_is_refused(place: Place) -> None:
+    """A body that is shorter than its Content-Length, where a server lets it pass, was not asked for."""
+
+    async def story(site: Site) -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"a", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"idempotency-key", b'"k"'), (b"content-length", b"9")]
+        scope = {"type": "http", "method": "POST", "path": "/pay", "query_string": b"", "headers": headers}
+        await site.app(scope, receive, send)
+        assert sent[0]["status"] == 400
+        assert b"request-incomplete" in sent[1]["body"]
+        assert place.count("a") == 0
 
     told(place, story)
 
@@ -166,7 +257,10 @@ def test_wsgi(tmp_path: Path) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         id = environ["wsgi.input"].read().decode()
         connection().execute(f"INSERT INTO {place.effects} VALUES ('{id}')")
-        start_response("503 No" if id == "fails" else "200 OK", [("Content-Type", "text/plain")])
+        write = start_response("503 No" if id == "fails" else "200 OK", [("Content-Type", "text/plain")])
+        if id == "corrected":  # it says another thing instead
+            write(b"all is well")
+            start_response("402 No", [], (ValueError, ValueError("no"), None))
         return [b"x" * 100 if id == "large" else id.encode()]
 
     def post(key: str, id: str) -> tuple[str, bytes, str | None]:
@@ -186,4 +280,5 @@ def test_wsgi(tmp_path: Path) -> None:
         assert post("k2", "fails")[0] == post("k2", "fails")[0] == "503"
         assert post("k3", "large")[:2] == ("200", b"x" * 100)
         assert post("k3", "large")[0] == "409"
+        assert post("k4", "corrected")[:2] == post("k4", "corrected")[:2] == ("402", b"corrected")
     assert [place.count(id) for id in ("a", "fails", "large")] == [1, 0, 1]

@@ -171,6 +171,11 @@ def main(database: dict[str, Any], store_url: str) -> None:
     assert Payment.objects.filter(id="http").count() == 1
     assert not Payment.objects.filter(id="undone").exists()
     assert post(app, "k1", b"other")[0].startswith("422")
+    settings.EFFECTONCE["on_server_error"] = "remember"
+    app = get_wsgi_application()
+    assert post(app, "k3", b"undone", "status=503")[0].startswith("503")
+    assert post(app, "k3", b"undone", "status=503")[1:] == (b"paid", "true")
+    assert not Payment.objects.filter(id="undone").exists()
     with connection.schema_editor() as editor:
         editor.delete_model(Payment)
     receiver.close()

@@ -213,6 +213,14 @@ def path_of(scope: Any) -> bytes:
     return path.partition(b"?")[0] if b"?" in path else path
 
 
+def declared_length(scope: Any) -> int | None:
+    """How long a request says that its body is."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value[:19])  # the first digits are enough to refuse a body that has more
+    return None
+
+
 def check_size(size: int, rules: Rules, declared: int | None = None) -> None:
     """Refuse a body that is too large; and one that was cut short, where a server lets it pass as complete."""
     if size > rules.max_request:

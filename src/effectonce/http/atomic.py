@@ -31,10 +31,10 @@ from ..transactions._flow import AtomicAttempt
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._boundary import OPERATION, Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key
-from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, sound
+from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, sound, start_of
 from ._intake import take_in_from, whole
 from ._rules import Route, Rules, RuleWords, Scope
-from .asgi import App, Send, _request, _send, seen_path
+from .asgi import App, Send, _request, _send, _without_extensions, seen_path
 
 __all__ = ["AtomicMiddleware", "AtomicWSGIMiddleware", "connection"]
 
@@ -81,13 +81,22 @@ class AtomicExchange(Exchange):
             self.wish.store = False
         return await super().end(answer)
 
+    async def record(self, answer: Answer) -> Answer | None:
+        """Record what the handler answered. What led to a 5xx is undone, also when it is remembered."""
+        if answer.status >= 500:
+            await self._undo()
+        return await super().record(answer)
+
     async def fail(self, error: BaseException) -> Answer | None:
         """Undo what the handler did, and record that it raised."""
+        await self._undo()
+        return await super().fail(error)
+
+    async def _undo(self) -> None:
         attempt = cast("AtomicAttempt", self.attempt)
         if attempt.savepoint is not None:
             await cast("Any", self.colour.store).adapter.roll_back_to(attempt.savepoint)
             attempt.savepoint = None
-        return await super().fail(error)
 
 
 class AtomicMiddleware:
@@ -133,7 +142,9 @@ class AtomicMiddleware:
     async def _answer(self, rules: Rules, scope: Any, receive: asgi_body.Receive, key: str | None) -> Answer:
         whose = self.boundary.scope_of(_request(scope)) if callable(self.boundary.scope) else PUBLIC
         whose = checked_scope(await whose if inspect.isawaitable(whose) else whose)
-        fingerprint, taken = await asgi_body.take_in(scope, rules, receive, None, *asgi_body.begin(receive))
+        length = asgi_body.declared_length(scope)
+        asgi_body.check_size(length or 0, rules)
+        fingerprint, taken = await asgi_body.take_in(scope, rules, receive, length, *asgi_body.begin(receive))
         try:
             body = await asgi_body.whole(taken)
         finally:
@@ -162,8 +173,10 @@ class AtomicMiddleware:
 
 
 async def _collected(app: App, scope: Any, body: bytes) -> Answer:
-    """What an app answers, all of it."""
-    given, start, pieces = False, {}, []
+    """What an app answers, all of it. It may be asked again, so it gets a scope that it may change."""
+    given, is_complete, status = False, False, 0
+    start: Start | None = None
+    pieces: list[bytes] = []
 
     async def receive() -> Any:
         nonlocal given
@@ -173,15 +186,21 @@ async def _collected(app: App, scope: Any, body: bytes) -> Answer:
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
+        nonlocal is_complete, start, status
         if message["type"] == "http.response.start":
-            start.update(message)
+            status = message["status"]
+            start = start_of(status, message.get("headers", ()))
         elif message["type"] == "http.response.body":
             pieces.append(bytes(message.get("body", b"")))
+            is_complete = not message.get("more_body", False)
 
-    await app(scope, receive, send)
-    if "status" not in start:
-        raise RuntimeError("The app returned without a response.")
-    return Answer(start["status"], sound(start.get("headers", ())), b"".join(pieces))
+    await app({**_without_extensions(scope)}, receive, send)
+    said = b"".join(pieces)
+    if start is None or not is_complete:
+        raise RuntimeError("The app returned without a complete response.")
+    if start.length is not None and start.length != len(said):
+        raise RuntimeError(f"The app said that it answers {start.length} bytes, and sent {len(said)}.")
+    return Answer(status, start.headers, said)
 
 
 class AtomicWSGIMiddleware:
@@ -253,7 +272,10 @@ def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
     pieces: list[bytes] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        if said and exc_info is None:
+            raise AssertionError("The app called start_response twice.")
         said[:] = [(status, headers)]
+        pieces.clear()  # it takes back what it said
         return pieces.append
 
     result = app(environ, start_response)

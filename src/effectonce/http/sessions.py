@@ -25,7 +25,7 @@ from .._blocking import run
 from .._receiver import Receiver
 from ..sessions import ClientSession, Journal, Sessions
 from . import asgi, wsgi
-from ._asgi_body import Gone, Receive, begin, check_size, close, take_in
+from ._asgi_body import Gone, Receive, begin, check_size, close, declared_length, take_in
 from ._boundary import checked_scope
 from ._exchange import PUBLIC, Problem
 from ._rules import Headers, Route, Rules, RuleWords, Scope
@@ -109,8 +109,7 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
         """The way of a numbered request."""
         headers = Headers(scope["headers"])
         request, whose = request_in(headers), await self._whose(scope)
-        declared = headers.get("content-length", "")
-        length = int(declared[:19]) if declared.isdigit() else None
+        length = declared_length(scope)
         check_size(length or 0, rules)
         message, coming = begin(receive)
         fingerprint, body = await take_in(scope, rules, receive, length, message, coming)
