@@ -397,7 +397,9 @@ def _story(came: dict[Any, tuple[Any, str]], place: Any) -> str:
 )
 def test_every_schedule_keeps_every_invariant(clients: int, numbers: int, budget: int) -> None:
     """No request is executed twice, none below the mark, none in a session that is over or another's."""
-    print(explore(clients, numbers, budget))
+    figures = explore(clients, numbers, budget)
+    print(figures)
+    assert figures["moments"] > 5_000, "there is more that can happen"
 
 
 @pytest.mark.soak
@@ -409,7 +411,9 @@ def test_every_schedule_with_more_faults_keeps_every_invariant(
     clients: int, numbers: int, budget: int
 ) -> None:
     """The same, with two clients of three requests each, and more going wrong."""
-    print(explore(clients, numbers, budget))
+    figures = explore(clients, numbers, budget)
+    print(figures)
+    assert figures["moments"] > 200_000, "there is more that can happen"
 
 
 # Seeded bugs: each is a change of the real code that looks harmless
