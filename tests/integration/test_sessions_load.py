@@ -1,6 +1,6 @@
 """Many clients with many requests, repeated and out of order: each happens once, and what is remembered stays small.
 
-``./test --soak tests/integration/test_sessions_load.py -rP`` sends a million requests to each store, and then shows what
+``./test --soak tests/integration/test_sessions_load.py -rP`` sends a million requests to each store. Then it shows what
 requests cost of clients that have sent a thousand, beside those of new clients: in turns, since machines have moods.
 """
 
