@@ -416,7 +416,13 @@ class Flow:
         self.tell(kind, call.key, outcome.fence, outcome.attempt, outcome.guarantee, outcome.status)
         if call.policy.dead_letter and decision.verdict in (LATE, EXHAUSTED):
             try:
-                call.policy.dead_letter(call.key, decision.verdict.value)
+                parked = call.policy.dead_letter(call.key, decision.verdict.value)
+                if isinstance(parked, CoroutineType):
+                    parked.close()
+                    raise ColourMismatch(
+                        "A coroutine can't put messages aside. Give dead_letter= a plain function.",
+                        key=call.key,
+                    )
             except Exception as error:  # then the caller has to know: what was not parked is not done with
                 return outcome._replace(error=outcome.error or error)
         return outcome

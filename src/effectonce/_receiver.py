@@ -238,11 +238,10 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Claiming:
         """Claim a key for a block: ``with receiver.claim("key") as claim``, or ``async with``."""
-        named = (
-            key
-            if isinstance(key, Key)
-            else Key.of(key, operation, self.scope if scope is None else scope, version)
-        )
+        if isinstance(key, Key):
+            named = Key.of(key.id, key.operation, key.scope, key.version)
+        else:
+            named = Key.of(key, operation, self.scope if scope is None else scope, version)
         return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy)))
 
     def on(self, connection: Any) -> Receiver:
@@ -326,12 +325,12 @@ class Receiver:
         return self.events.stats(minutes)
 
     def close(self, drain: Duration = "5s") -> None:
-        """Wait for running attempts (at most ``drain``), stop renewing leases and close the store.
+        """Wait for running attempts (at most ``drain``; 0 is not at all), stop renewing leases and close the store.
 
         Called inside a handler or on an event loop it does not wait: then it would wait for itself, and what is running
         ends unrecorded. On an event loop use ``aclose`` or ``async with``.
         """
-        deadline = time.monotonic() + seconds(drain, "drain")
+        deadline = time.monotonic() + _patience(drain)
         inside = CURRENT.get(None) is not None or ("asyncio" in sys.modules and _on_a_loop())
         while self._keeper.live and not inside and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -343,7 +342,7 @@ class Receiver:
         """``close`` for callers on an event loop: it waits, and the loop goes on meanwhile."""
         from asyncio import sleep
 
-        deadline = time.monotonic() + seconds(drain, "drain")
+        deadline = time.monotonic() + _patience(drain)
         while (  # noqa: ASYNC110  # attempts end on any thread and any loop; none of them should pay for telling
             self._keeper.live and CURRENT.get(None) is None and time.monotonic() < deadline
         ):
@@ -500,7 +499,9 @@ def _named(scope: str, operation: str, consumer: str, source: str, version: str 
         return _message_prefix(scope, operation, consumer, source, version)
     except (TypeError, AttributeError):
         parts: dict[str, Any] = {"operation": operation, "consumer": consumer, "source": source}
-        wrong = ", ".join(f"{name}={part!r}" for name, part in parts.items() if not isinstance(part, str))
+        wrong = ", ".join(
+            f"{name}={keys.shown(part)}" for name, part in parts.items() if not isinstance(part, str)
+        )
         raise InvalidKey(
             f"{wrong or f'scope={scope!r}, version={version!r}'}: parts of a key are text."
         ) from None
@@ -525,6 +526,10 @@ def _on_a_loop() -> bool:
     from asyncio import _get_running_loop
 
     return _get_running_loop() is not None
+
+
+def _patience(drain: Duration) -> float:
+    return 0.0 if drain == 0 else seconds(drain, "drain")
 
 
 def _nothing(message: Message) -> None:
@@ -573,7 +578,8 @@ def _refuse(handler: Any, instead: str) -> None:
 
 
 def _own_name(operation: str) -> str:
-    if operation in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or str(operation).startswith(
+    name = operation if isinstance(operation, str) else ""  # any other is refused where keys are made
+    if name in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or name.startswith(
         f"{MESSAGE_OPERATION}:"
     ):
         raise UsageError(

@@ -126,7 +126,7 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, bool) and (isinstance(value, int) or keys.is_uuid(value)):
-        return str(value)
+        return keys.digits(value)
     if value is None:
         raise InvalidKey(f"{name} is None, and nothing can be remembered under no key.")
     return keys.content_id(value)

@@ -73,7 +73,7 @@ class Key(NamedTuple):
         scope, operation, version = map(_unescaped, (parts + [""] * 3)[:3])
         key = cls(scope, operation, version, parts[-1])
         if len(parts) != 4 or prefix(scope, operation, version) + check_id(key.id) != text:
-            raise InvalidKey(f"{_shown(text)} is not the text of a key, which is scope|operation|version|id.")
+            raise InvalidKey(f"{shown(text)} is not the text of a key, which is scope|operation|version|id.")
         return key
 
     @property
@@ -96,7 +96,7 @@ def prefix(scope: str, operation: str, version: str | int = "") -> str:
 
 @lru_cache(maxsize=4096, typed=True)
 def _prefix(scope: str, operation: str, version: str | int) -> str:
-    edition = str(version) if type(version) is int else version
+    edition = digits(version) if type(version) is int else version
     parts = (_checked("scope", scope), _checked("operation", operation), _checked("version", edition))
     if not operation.strip():
         raise InvalidKey("The operation is empty. Name what is done, such as 'payments.charge'.")
@@ -113,9 +113,7 @@ def check_id(id: str) -> str:
         return id
     text = _checked("id", id)
     if not text.strip():
-        raise InvalidKey(
-            f"The id {_shown(id)} is empty or blank. Give each intended effect an id of its own."
-        )
+        raise InvalidKey(f"The id {shown(id)} is empty or blank. Give each intended effect an id of its own.")
     return text
 
 
@@ -123,16 +121,16 @@ def _checked(part: str, value: Any) -> str:
     if not isinstance(value, str):
         kind = type(value).__name__
         raise InvalidKey(
-            f"The {part} {_shown(value)} is of type {kind}. Pass a string, such as {_advice(part, value)}."
+            f"The {part} {shown(value)} is of type {kind}. Pass a string, such as {_advice(part, value)}."
         )
     if len(value) > LONGEST:
         raise InvalidKey(
-            f"The {part} {_shown(value)} has {len(value)} characters, more than {LONGEST}."
+            f"The {part} {shown(value)} has {len(value)} characters, more than {LONGEST}."
             " Shorten it, or use keys.content_id of it."
         )
     if not value.isprintable() and (found := _FORBIDDEN.search(value)):
         raise InvalidKey(
-            f"The {part} {_shown(value)} has the control or surrogate character {found[0]!r}"
+            f"The {part} {shown(value)} has the control or surrogate character {found[0]!r}"
             f" at position {found.start()}. Remove it, or use keys.content_id of it."
         )
     return str.__str__(value)
@@ -144,8 +142,22 @@ def _advice(part: str, value: Any) -> str:
     return f"{part}.hex() or {part}.decode()" if isinstance(value, _BYTES) else f"str({part})"
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def digits(number: object) -> str:
+    """An integer or a UUID as it stands in a key. Python refuses to write out very long integers."""
+    try:
+        return str(number)
+    except ValueError:
+        raise InvalidKey(
+            f"A number of thousands of digits has more than {LONGEST}. Use keys.content_id of it."
+        ) from None
+
+
+def shown(value: Any) -> str:
+    """A value in a message: not all of it, if it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # a very long integer, for one
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else f"{text[:40]}…{text[-15:]}"
 
 
@@ -230,9 +242,9 @@ def _part(index: int, part: str | int | UUID) -> str:
     if isinstance(part, bool) or not (isinstance(part, str | int) or is_uuid(part)):
         kind = type(part).__name__
         raise InvalidKey(
-            f"Part {index} of the composite key, {_shown(part)}, is of type {kind}. Pass str, int or UUID."
+            f"Part {index} of the composite key, {shown(part)}, is of type {kind}. Pass str, int or UUID."
         )
-    text = str.__str__(part) if isinstance(part, str) else str(part)
+    text = str.__str__(part) if isinstance(part, str) else digits(part)
     if not text.strip():
         raise InvalidKey(f"Part {index} of the composite key is empty. Leave it out, or name what is meant.")
     return text.replace("%", "%25").replace(":", "%3A")

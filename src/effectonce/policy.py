@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from inspect import iscoroutinefunction
 from typing import Any, Literal, NamedTuple, Self
 
 from ._durations import Duration, seconds
@@ -134,6 +135,10 @@ class Policy:
         if late == "dead_letter" and dead_letter is None:
             raise UsageError(
                 'late="dead_letter" needs dead_letter=, a function that takes the key and the reason.'
+            )
+        if iscoroutinefunction(dead_letter):  # nobody would await it, and what it should put aside were lost
+            raise UsageError(
+                f"dead_letter={dead_letter!r} is a coroutine function. Give a plain one, such as a queue's put_nowait."
             )
         for name, value in values.items():
             object.__setattr__(self, name, value)

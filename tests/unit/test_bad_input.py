@@ -15,7 +15,7 @@ import pytest
 from tests.integration.sqlite_helpers import files_in
 from tests.unit.receiving import Counted, must_not_run
 
-from effectonce import EffectOnceError, Message, Policy, Receiver
+from effectonce import EffectOnceError, Message, Policy, Receiver, keys
 from effectonce.errors import ColourMismatch, InvalidKey, StoreError, StoreMismatch, Unencodable, UsageError
 from effectonce.stores import open_store
 from effectonce.stores._urls import shown
@@ -45,6 +45,7 @@ BAD_KEYS: dict[str, tuple[Any, str]] = {
     "blank": ("   ", "blank"),
     "no text": (None, "NoneType"),
     "a number": (5, "int"),
+    "a very long number": (10**5000, "int"),
     "bytes": (b"k", "bytes"),
     "a list": (["k"], "list"),
     "too long": ("x" * 256, "256 characters"),
@@ -102,6 +103,24 @@ def test_a_source_and_a_consumer_are_checked(memory: Receiver, what: str) -> Non
         Receiver("memory://", consumer=value).process(EVENT, must_not_run)
     with pytest.raises(InvalidKey):
         Receiver("memory://", scope=value).process(EVENT, must_not_run)
+
+
+@pytest.mark.parametrize("what", ["empty", "too long", "a new line", "a very long number"])
+def test_a_key_in_its_parts_is_checked(memory: Receiver, what: str) -> None:
+    """One that was made without ``Key.of``, and one that a function's argument makes."""
+    value, _ = BAD_KEYS[what]
+    with pytest.raises(InvalidKey):
+        memory.claim(keys.Key("", "claim", "", value))
+
+    @memory.idempotent(key="k")
+    def function(k: Any) -> None:
+        must_not_run()
+
+    with pytest.raises(InvalidKey):
+        function(value)
+    with pytest.raises(InvalidKey):
+        keys.composite("order", value)
+    assert nothing_happened(memory)
 
 
 @pytest.mark.parametrize("version", [True, 1.0, 1.5])

@@ -28,6 +28,7 @@ from tests.unit.receiving import (
 from effectonce import InDoubt, InProgress, KeyReused, Message, NotApplied, Policy, Receiver, State, current
 from effectonce.errors import (
     AttemptsExhausted,
+    ColourMismatch,
     EffectOnceError,
     LateArrival,
     RememberedError,
@@ -387,6 +388,20 @@ def test_a_late_message_may_be_set_aside(today: ManualClock, receiver: Receiver,
     assert (outcome.status, outcome.value, outcome.error) == ("late", None, None)
     ((key, why),) = letters
     assert (key.endswith("e-1"), why) == (True, "late")
+
+
+def test_a_place_for_late_messages_that_awaits_is_none(
+    today: ManualClock, receiver: Receiver, colour: Colour
+) -> None:
+    """Nobody would await it, so a coroutine function is refused; what only makes a coroutine fails its message."""
+
+    async def aside(key: str, why: str) -> None: ...
+
+    with pytest.raises(UsageError, match="coroutine function"):
+        Policy(late="dead_letter", dead_letter=aside)
+    policy = Policy(late="dead_letter", dead_letter=lambda key, why: aside(key, why))
+    with pytest.raises(ColourMismatch, match="plain function"):
+        colour.process(receiver, Message("e-1", timestamp=SENT), must_not_run, policy=policy)
 
 
 def test_a_late_repeat_is_a_repeat(today: ManualClock, receiver: Receiver, colour: Colour) -> None:
@@ -1120,7 +1135,7 @@ def test_closing_on_a_loop_does_not_wait_for_ever() -> None:
         with pytest.raises(StoreUnavailable, match="closed"):
             await receiver.aprocess(EVENT, closing)
 
-    async def closed_too_early() -> None:
+    async def closed_too_early(drain: float) -> None:
         receiver = Receiver("memory://")
         began = asyncio.Event()
 
@@ -1130,11 +1145,12 @@ def test_closing_on_a_loop_does_not_wait_for_ever() -> None:
 
         running = asyncio.create_task(receiver.aprocess(EVENT, endless))
         await began.wait()
-        await receiver.aclose(drain=0.01)
+        await receiver.aclose(drain=drain)
         running.cancel()
 
     asyncio.run(closed_inside())
-    asyncio.run(closed_too_early())
+    for drain in (0.01, 0):
+        asyncio.run(closed_too_early(drain))
 
 
 def test_a_path_is_a_sqlite_file(tmp_path: Path) -> None:
