@@ -132,12 +132,15 @@ class Watch:
         """What a handler met: a cancellation that was made here says that its lease was lost."""
         if not self._cancelled_here or not isinstance(error, asyncio.CancelledError):
             return error
+        self._cancelled_here = False
         if self._task is None or self._task.uncancel() > 0:
             return error
         return LeaseLost("The handler was cancelled because its lease was lost.", key=self._attempt.key)
 
     def end(self) -> None:
-        """The handler has ended: there is nothing to cancel."""
+        """The handler has ended: there is nothing to cancel; a cancellation that it kept to itself is taken back."""
+        if self._cancelled_here and self._task is not None:
+            self._task.uncancel()
         self._task = self._attempt.line = None  # else attempt, task and context would hold on to each other
         self._attempt.when_lost(_nobody)
 

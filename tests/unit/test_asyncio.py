@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -236,6 +237,25 @@ def test_a_callers_cancellation_is_heard_after_the_lease(receiving: Receiver, cl
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_handler_may_keep_the_loss_of_its_lease_to_itself(receiving: Receiver) -> None:
+    """Its task was cancelled for that alone, and is not taken for cancelled afterwards: time-outs go on to work."""
+
+    async def handler(_: Message) -> str:
+        receiving._keeper.lose(current(), "by hand")
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "done"
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                await receiving.aprocess(EVENT, handler)
+                limit.reschedule(0)
+                await asyncio.Event().wait()
 
     asyncio.run(main())
 
