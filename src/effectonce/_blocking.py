@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .errors import ColourMismatch, StoreError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
     from ._attempt import Attempt
     from .stores.base import Store
@@ -96,7 +96,7 @@ class Blocking:
         results: list[T | None] = [None] * len(jobs)
         todo = deque(enumerate(jobs))
         context = copy_context()
-        helpers: list[Future[None]] = []
+        helpers: list[threading.Event] = []
         workers = count(2)  # this thread is the first
 
         def work() -> None:
@@ -107,11 +107,17 @@ class Blocking:
 
         def call_for_help(helper: Callable[..., None]) -> None:
             if todo and next(workers) <= limit:
-                helpers.append(self._threads(limit).submit(helper, helper))
+                with suppress(RuntimeError):  # no thread is to be had: then the others do it
+                    self._threads(limit).submit(helper, helper)
 
         def help_out(itself: Callable[..., None]) -> None:  # whose name in here would be left to be collected
-            call_for_help(itself)
-            work()
+            ended = threading.Event()
+            helpers.append(ended)  # before it takes a job, so that nobody goes without waiting for that
+            try:
+                call_for_help(itself)
+                work()
+            finally:
+                ended.set()
 
         interrupted: BaseException | None = None
         if len(jobs) > 1:
@@ -121,9 +127,9 @@ class Blocking:
         except BaseException as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
             interrupted = error
             todo.clear()
-        while busy := [helper for helper in list(helpers) if not helper.cancel() and not helper.done()]:
+        while busy := [helper for helper in list(helpers) if not helper.is_set()]:
             try:
-                busy[0].exception()
+                busy[0].wait()
             except BaseException as error:
                 interrupted = error
                 todo.clear()

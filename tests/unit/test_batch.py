@@ -358,6 +358,39 @@ def test_concurrency_has_a_limit(receiver: Receiver, colour: Colour) -> None:
     assert most == 2
 
 
+class NoPool:
+    """Threads as they are when the system has no more, or when they are let go at that moment."""
+
+    def __init__(self, begins: bool) -> None:
+        self.begins = begins
+
+    def submit(self, function: Any, *args: Any) -> None:
+        if self.begins:  # another thread of the pool has taken what this one could not begin
+            threading.Thread(target=function, args=args).start()
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_without_threads_a_batch_is_processed_all_the_same(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """Nothing is lost where no thread can be had, and no handler that runs is left behind."""
+    monkeypatch.setattr(receiver.blocking, "_threads", lambda _: NoPool(begins))
+    both, mine_is_over = threading.Barrier(2), threading.Event()
+
+    def handler(message: Message) -> str:
+        if begins and message.id in ("a", "b"):
+            both.wait(20)
+            if threading.current_thread() is threading.main_thread():
+                mine_is_over.set()
+            else:
+                assert mine_is_over.wait(20)
+        return message.id
+
+    outcomes = receiver.process_batch(THREE, handler, concurrency=2)
+    assert [(outcome.status, outcome.value) for outcome in outcomes] == [("executed", id) for id in "abc"]
+
+
 def test_a_busy_key_is_waited_for(store: Store, colour: Colour, told: Told) -> None:
     """A message that another process is running gets its answer when there is one; the others don't wait."""
     receiver, other = Receiver(store, hooks=[told]), Receiver(store)
