@@ -905,7 +905,7 @@ def test_a_large_table_is_counted_by_a_sample(place: Place, monkeypatch: pytest.
             decisions = run(store.claim_many(claims))
             run(store.complete_many([ending_of(decision) for decision in decisions[::2]]))
         assert run(store.stats()).by_state == {"PENDING": 10_000, "COMPLETED": 10_000}
-        monkeypatch.setattr("effectonce.stores.postgres.COUNTED_PAGES", 100)
+        monkeypatch.setattr("effectonce.stores._postgres_verbs.COUNTED_PAGES", 100)
         stats = run(store.stats())
         assert 10_000 < stats.keys < 40_000
         assert set(stats.by_state) == {"PENDING", "COMPLETED"}

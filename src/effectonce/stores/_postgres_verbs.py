@@ -1,0 +1,198 @@
+"""The verbs over a PostgreSQL table: steps become statements, and what a statement refuses becomes a reply.
+
+How statements travel is not said here: ``PostgresStore`` sends them from threads, and its other half from event loops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from .._records import Record, State
+from ..errors import StoreUnavailable
+from ._postgres_sql import Answer, Call, Lost, Refusal, Row, Wires
+from ._postgres_steps import AGAIN, LOOK, Group, grouped, id_of, record_of
+from ._postgres_table import ITS_OWN, LOCKED, TRY_AGAIN, Table
+from ._steps import KEPT, Add, Added, Conversation, Read, Step, SteppingStore, Swap, kept_if_nothing
+from .base import Features, StoreStats
+
+T = TypeVar("T")
+
+PURGE_EVERY, PURGE_SHARE, PURGE_MOST = 32, 4, 256
+"""After 32 new claims the hand passes four times as many rows, but not more than 256 at once."""
+COUNTED_PAGES = 16_384
+"""How much of a table is read to count what is in it: 128 MB."""
+
+
+class Verbs(SteppingStore):
+    """The verbs over one table. The two colours differ in how statements travel."""
+
+    features = Features()
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._new_claims = 0
+
+    def wires(self) -> Wires:
+        """The connections that this caller uses."""
+        raise NotImplementedError
+
+    def purge_aside(self, rows: int) -> bool:
+        """Let the hand pass some rows while nobody waits for it; False if the last purge goes on."""
+        raise NotImplementedError
+
+    async def run(self, calls: Sequence[Call], together: bool = False) -> Sequence[Answer]:
+        """Have statements executed in one round trip, over a table that is there and ours."""
+        wires = self.wires()
+        try:
+            if not self._table.ready:
+                await self._table.make_ready(wires)
+            return await wires.run(calls, together)
+        except Lost as lost:
+            raise self._table.unreachable(lost) from lost
+        except Refusal as refusal:  # a value that can't even be sent
+            if len(calls) > 1 and not together:
+                return [(await self.run([call]))[0] for call in calls]
+            return [refusal] * len(calls)
+
+    async def ask(self, name: str, *values: Any) -> list[Row]:
+        """The rows of one statement."""
+        (rows,) = self._rows(await self.run([Call(self._table.sql.one[name], values)]))
+        return rows
+
+    def _rows(self, answers: Iterable[Answer]) -> list[list[Row]]:
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise self._table.translated(answer)
+        return cast("list[list[Row]]", list(answers))
+
+    # Steps
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done in one round trip."""
+        replies = await self.execute(steps)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def execute(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done in one round trip; an exception is the reply to a step that failed by itself.
+
+        What has to be sent again goes on until nobody is in the way any more.
+        """
+        steps, replies = list(steps), [AGAIN] * len(steps)
+        kept, doubted, alone = self._table.kept, set[int](), set[int]()
+        give_up = time.monotonic() + self._table.seconds
+        while places := [place for place, reply in enumerate(replies) if reply is AGAIN or reply is LOOK]:
+            if time.monotonic() > give_up:
+                error = StoreUnavailable(f"{self._table.shown} always served others first. Try again.")
+                replies = [error if place in places else reply for place, reply in enumerate(replies)]
+                break
+            for place in places:
+                step = steps[place]
+                if kept and type(step) is Add and step.key in kept:
+                    doubted.add(place)
+                    replies[place] = LOOK
+                if replies[place] is LOOK:
+                    steps[place] = Read(step.key)
+            groups = grouped(steps, places, alone)
+            answers = await self.run([group.call(self._table.sql, steps) for group in groups])
+            for group, answer in zip(groups, answers, strict=True):
+                if isinstance(answer, Refusal):
+                    self._refused(answer, group, steps, replies, alone)
+                else:
+                    group.settle(answer, steps, replies)
+        for place in doubted:
+            replies[place] = kept_if_nothing(replies[place])
+        self.count(list(map(type, replies)).count(Added))
+        return replies
+
+    def _refused(
+        self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any], alone: set[int]
+    ) -> None:
+        """A statement failed, for all of its rows: each goes alone if only one of them may be to blame."""
+        if refusal.code in TRY_AGAIN:
+            return
+        firsts = [places[0] for places in group.places]
+        if len(firsts) > 1 and refusal.code.startswith(ITS_OWN):
+            alone.update(*group.places)
+            return
+        for place in firsts:
+            step = steps[place]
+            if refusal.code != LOCKED:
+                replies[place] = self._table.translated(refusal)
+            elif type(step) is Add:
+                self._table.kept.add(step.key)
+            elif type(step) is Swap:
+                replies[place] = KEPT
+            elif place in alone:
+                replies[place] = self._table.translated(refusal)
+            else:
+                alone.add(place)
+
+    async def go_on(self, conversation: Conversation[T], reply: Any) -> T:
+        """Go on with a conversation whose first step has been replied to."""
+        next(conversation)
+        try:
+            while True:
+                (reply,) = await self.send((conversation.send(reply),))
+        except StopIteration as done:
+            return cast("T", done.value)
+
+    def count(self, new_claims: int) -> None:
+        """Let a purge ride along with every few new claims."""
+        self._new_claims += new_claims
+        if self._new_claims >= PURGE_EVERY and self.purge_aside(
+            min(self._new_claims * PURGE_SHARE, PURGE_MOST)
+        ):
+            self._new_claims = 0
+
+    # Everything else
+
+    async def purge(self, limit: int = 256) -> int:
+        """Let the hand pass over some pages and forget at most ``limit`` expired records there."""
+        call = self._table.pass_over(max(limit, 0))
+        ((row,),) = self._rows(await self.run([call]))
+        return self._table.passed(call, row)
+
+    async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
+        """Records in key order. Keys are not indexed as such: each page is a way through the whole table."""
+        rows = await self._read_all(Call(self._table.sql.one["scan"], (after, state, limit)))
+        return [record_of(row[0], row) for row in rows]
+
+    async def now(self) -> float:
+        """The server's clock."""
+        ((now,),) = await self.ask("now")
+        return cast("float", now)
+
+    async def stats(self) -> StoreStats:
+        """Count what is there: exactly up to some half a million keys, beyond that as a sample of as many suggests."""
+        ((size, pages),) = await self.ask("size")
+        share = min(COUNTED_PAGES / max(pages, 1), 1.0)
+        census = await self._read_all(Call(self._table.sql.one["census"], (100.0 * share,)))
+        leases = [lease for state, _, _, lease in census if state == State.PENDING]
+        return StoreStats(
+            keys=round(sum(count for _, count, _, _ in census) / share),
+            bytes=size,
+            by_state={State(state).name: round(count / share) for state, count, _, _ in census},
+            oldest_pending_lease=min(leases, default=None),
+            expired=round(sum(expired for _, _, expired, _ in census) / share),
+        )
+
+    async def _read_all(self, call: Call) -> list[Row]:
+        may = Call(self._table.sql.one["may_read_all"])
+        _, rows = self._rows(await self.run([may, call], together=True))
+        return rows
+
+    async def migrate(self) -> bool:
+        """Make the table, or bring it up to date; whether there was something to do."""
+        try:
+            return await self._table.make_ready(self.wires(), create=True)
+        except Lost as lost:
+            raise self._table.unreachable(lost) from lost
+
+    async def mark(self, record: Record) -> bool:
+        """Have whoever ends this pending record tell of it; False if it has ended."""
+        return bool(await self.ask("watch", id_of(record.key), record.fence))
