@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from faststream import AckPolicy, Response
+from faststream.confluent import KafkaBroker as ConfluentBroker
 from faststream.exceptions import NackMessage
 from faststream.kafka import KafkaBroker
 from faststream.nats import NatsBroker
@@ -238,6 +239,42 @@ def test_two_groups_that_get_the_same_message_are_two_consumers(
     asyncio.run(main())
     assert sorted(ran) == ["email", "sms"]
     assert {name.removeprefix(f"{place.queue}-") for name in givers} == {"email", "sms"}
+
+
+@pytest.mark.parametrize("client", ["aiokafka", "confluent-kafka"])
+def test_a_dead_letter_that_is_too_large_for_kafka_does_not_stop_its_partition(
+    client: str, place_on: Site, receiver: Receiver
+) -> None:
+    """It is put aside in parts, by what the client and the topic take; what comes after it is handled."""
+    place = place_on("kafka", "large")
+    body = b"{" + b"x" * 150_000
+    place.send("poison", body=body)
+    place.send("good")
+    place._producer.flush()
+    ran: list[str] = []
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_request_size": 60_000, "middlewares": [Idempotent(receiver)]}
+        servers = place.url.removeprefix("kafka://")
+        made = KafkaBroker if client == "aiokafka" else ConfluentBroker
+        broker: Any = made(servers, **options)
+        broker.subscriber(
+            place.name,
+            group_id=place.queue,
+            auto_offset_reset="earliest",
+            ack_policy=AckPolicy.NACK_ON_ERROR,
+        )(noting(ran, "good"))
+        async with broker:
+            await broker.start()
+            await asyncio.to_thread(wait_until, lambda: ran, seconds=30, what="What comes after it")
+
+    asyncio.run(main())
+    letters = place._all(f"{place.name}.dead")
+    assert b"".join(letter.value() for letter in letters) == body
+    told = [{name: text.decode() for name, text in letter.headers()} for letter in letters]
+    count = len(letters)
+    assert [each["dead-part"] for each in told] == [f"{number}/{count}" for number in range(1, count + 1)]
+    assert {each["dead-reason"] for each in told} == {"undecodable"}
 
 
 def published(broker: RabbitBroker, *messages: dict[str, Any]) -> list[Any]:

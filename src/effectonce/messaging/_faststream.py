@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from ..errors import UsageError
 from . import _amqp, _kafka
-from ._delivery import EXTEND_SHARE, DeadLetter, Delivery, candidates, labels, or_place
+from ._delivery import EXTEND_SHARE, LEAST_ROOM, DeadLetter, Delivery, candidates, labels, or_place
 
 LONGEST_HOLD: Final = 60.0
 """For how long a message is held back here at most where its broker can't put it off."""
 MSG_ID: Final = "Nats-Msg-Id"
+TOO_LARGE: Final = 10
+"""Kafka's code for a record that is."""
 
 
 class Kind:
@@ -94,8 +96,19 @@ class Kafka(Kind):
 
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         record: _kafka.Record = delivery.handle
-        headers = {name: _text(value) for name, value in record.headers} | labels(letter, delivery)
-        await broker.publish(record.value, where, key=record.key, headers=headers)
+        told, largest = labels(letter, delivery), _kafka.ANY_SIZE
+        while True:
+            try:
+                for value, headers in _kafka.pieces(record, told, largest):
+                    texts = {name: _text(value) for name, value in headers}
+                    await broker.publish(value, where, key=record.key, headers=texts)
+                return
+            except Exception as error:
+                # One that can't be put aside would stop its partition. How much is taken is the client's, the topic's
+                # and the broker's to say.
+                if not _is_too_large(error) or largest <= LEAST_ROOM:
+                    raise
+                largest = min(largest, len(record.value or b"")) // 2
 
 
 class JetStream(Kind):
@@ -221,6 +234,12 @@ def _record(raw: Any) -> _kafka.Record:
     sent = raw.timestamp / 1000 if raw.timestamp is not None and raw.timestamp >= 0 else None
     place = _kafka.Place(raw.topic, raw.partition)
     return _kafka.Record(place, raw.offset, raw.key, raw.value, raw.headers, sent)
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether Kafka, or its client, does not take a record because of its size."""
+    told: Any = error.args[0] if error.args else None
+    return TOO_LARGE in (getattr(error, "errno", None), told.code() if hasattr(told, "code") else None)
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,8 @@ AROUND: Final = 512
 """Bytes that a record needs besides what is in it, at most."""
 AROUND_HEADER: Final = 10
 """And a header: the lengths of its name and its value."""
+ANY_SIZE: Final = 1 << 31
+"""More than a record can have."""
 
 
 class Place(NamedTuple):
