@@ -16,7 +16,7 @@ from tests.unit.receiving import StagedStore, by_hand
 from effectonce import Policy, Receiver, State, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC, Route
-from effectonce.http._boundary import Quota
+from effectonce.http._quota import Quota
 from effectonce.http._rules import Headers, Rules, RuleWords
 from effectonce.http.asgi import IdempotencyMiddleware
 from effectonce.testing.clocks import ManualClock
@@ -611,13 +611,57 @@ def test_a_quota_is_for_a_minute() -> None:
     """Then every caller may go on."""
     clock = ManualClock()
     quota = Quota(clock)
-    assert not quota.is_used_up("ann", 1)
-    quota.use("ann")
-    assert (quota.is_used_up("ann", 1), quota.is_used_up("bob", 1)) == (True, False)
+    assert (quota.take("ann", 1), quota.take("ann", 1), quota.take("bob", 1)) == (True, False, True)
     clock.advance(59)
-    assert (quota.is_used_up("ann", 1), quota.refusal().retry_after) == (True, 1.0)
+    assert (quota.take("ann", 1), quota.refusal().retry_after) == (False, 1.0)
     clock.advance(1)
-    assert not quota.is_used_up("ann", 1)
+    assert quota.take("ann", 1)
+
+
+def test_a_crowd_gets_no_more_new_keys_than_one_after_another() -> None:
+    """However many ask before the store has answered the first; and repeats, in a crowd too, use none."""
+
+    async def main() -> None:
+        store = StagedStore()
+        store.before["claim"] = lambda: until(lambda: store.calls.count("claim") % 8 == 0)  # all, or nobody
+
+        async def statuses(app: App, keys: str) -> list[int | None]:
+            clients = await asyncio.gather(*(ask(app, scope_of(key=key)) for key in keys))
+            return [client.status for client in clients]
+
+        app = covered(Handler(), store, max_new_keys=5)
+        assert await statuses(app, "abcdefgh") == [201] * 5 + [429] * 3
+        assert await statuses(app, "aaaaaaaa") == [201] * 8
+        other = covered(Handler(), store, max_new_keys=1)
+        assert await statuses(other, "aaaaaaaa") == [201] * 8
+        store.recover()
+        assert await statuses(other, "ik") == [201, 429]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("given", [17, b"17"], ids=repr)
+def test_a_key_function_that_gives_no_text_is_told(given: Any) -> None:
+    """In the words of whoever wrote it."""
+    app = covered(Handler(), key=lambda request, body: given)
+    with pytest.raises(UsageError, match=f"gave a {type(given).__name__}"):
+        asyncio.run(ask(app, scope_of(key=None)))
+
+
+def test_an_outer_time_out_of_anyio_is_known_as_its_own() -> None:
+    """Also around a request that has no key for its handler to claim: it goes on after its scope."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        api = covered(app, scope=None, claim="handler")
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_soon(scope.cancel)
+            await ask(api, scope_of(key=None))
+        assert scope.cancelled_caught
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -527,3 +527,9 @@ def test_what_is_wrong_with_the_configuration_is_said_at_once(shop: Shop) -> Non
         shop.wsgi(session_path="session")
     with pytest.raises(UsageError, match="ClientSession"):
         SessionTransport("http://shop")  # type: ignore[arg-type]
+
+
+def test_a_session_belongs_to_somebody(shop: Shop) -> None:
+    """Handlers that claim for themselves come too late to say whose it is."""
+    with pytest.raises(UsageError, match="for whom scope= says"):
+        SessionMiddleware(shop.asgi_app, shop.receiver, scope=None, claim="handler", sessions=shop.sessions)

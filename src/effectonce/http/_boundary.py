@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
@@ -17,7 +16,7 @@ from typing import Any, Unpack
 from .._answers import call_of, completion_of
 from .._attempt import CURRENT, Attempt
 from .._durations import Duration, seconds
-from .._flow import CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
+from .._flow import BUSY, CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
 from .._messages import Outcome
 from .._receiver import Receiver
 from .._records import Decision, Ending, make
@@ -37,6 +36,7 @@ from ._exchange import (
     remembered,
     word_on,
 )
+from ._quota import Quota
 from ._rules import (
     SAFE,
     Request,
@@ -148,35 +148,6 @@ class Boundary:
     def scope_of(self, request: Request) -> Any:
         """What the scope function gives: a name, nothing, or something to await."""
         return self.scope(request) if callable(self.scope) else PUBLIC
-
-
-class Quota:
-    """How many new keys each caller has used in this minute, as far as this process knows."""
-
-    SECONDS = 60.0
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._until = 0.0
-        self._used: Counter[str] = Counter()
-
-    def is_used_up(self, scope: str, limit: int) -> bool:
-        """Whether a caller may use no more new keys now."""
-        if self._monotonic() >= self._until:
-            self._used.clear()  # of every caller, so that what is held is bounded by a minute's traffic
-            self._until = self._monotonic() + self.SECONDS
-        return self._used[scope] >= limit
-
-    def use(self, scope: str) -> None:
-        """A caller has used a new key."""
-        self._used[scope] += 1
-
-    def refusal(self) -> Problem:
-        """What a new key gets now."""
-        left = max(self._until - self._monotonic(), 0.0)
-        return Problem(
-            "too-many-keys", "Wait, then send the same request with the same key again.", retry_after=left
-        )
 
 
 def claimed_here(boundary: Boundary) -> Boundary:
@@ -301,12 +272,14 @@ class Exchange:
         The straight ways are written out, since every request pays for each step of them. The flow knows all ways.
         """
         rules, flow, colour = self.rules, self.flow, self.colour
-        limit, terms, may_create = rules.max_new_keys, rules.terms, True
-        if limit is not None and self.quota.is_used_up(self.scope, limit):
-            terms, may_create = terms.but(late="reject", dead_letter=None), False
+        limit, terms = rules.max_new_keys, rules.terms
+        may_create = limit is None or self.quota.take(self.scope, limit)
+        if not may_create:
+            terms = terms.but(late="reject", dead_letter=None)
         name = (_fit_names.get(self.scope) or prefix(self.scope, OPERATION)) + self.key
         self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
         answer: Decision | BaseException | None = None
+        unused = limit is not None and may_create
         started = flow.monotonic()
         try:
             if not terms.local_cache:
@@ -320,16 +293,20 @@ class Exchange:
             if verdict is CLAIMED and record is not None and flow.monotonic() - started < call.claim.lease:
                 self.attempt = flow.begin(call, CLAIMED, record, started)
             else:
+                if unused and verdict is BUSY:  # while it waits for another's key, new ones may come
+                    unused = self.quota.give_back(self.scope)
                 opened = await flow.open(colour, call, answer, started)
                 if not isinstance(opened, Attempt):
                     return self._refusal(opened)
                 self.attempt = opened
+            unused = False
         except BaseException:
             self.abandon()
             raise
+        finally:
+            if unused:
+                self.quota.give_back(self.scope)
         self.wish = Wish()
-        if limit is not None:
-            self.quota.use(self.scope)
         return None
 
     def _refusal(self, outcome: Outcome[Answer]) -> Answer:
@@ -455,6 +432,8 @@ def natural_key(rules: Rules, request: Request, body: bytes) -> str:
     key = rules.key(request, body)
     if not key:
         raise key_missing(rules)
+    if not isinstance(key, str):
+        raise UsageError(f"The key function gave a {type(key).__name__}. Have it give a string.")
     text = key.encode("unicode_escape").decode("ascii")  # a header has to carry it, and no two may become one
     return key_of([quoted(text)]) or text
 

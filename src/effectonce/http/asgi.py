@@ -192,8 +192,8 @@ class _Covered:
                     await self._recorder
             if not heard.done():
                 heard.set_result(None)
-        except asyncio.CancelledError:
-            heard.cancel()
+        except asyncio.CancelledError as cancelled:
+            heard.cancel(*cancelled.args)  # by which anyio knows its own
         except BaseException as error:
             if not heard.done():
                 heard.set_exception(error)

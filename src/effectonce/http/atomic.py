@@ -62,17 +62,21 @@ class AtomicExchange(Exchange):
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
         limit, terms = self.rules.max_new_keys, self.rules.terms
-        used_up = limit is not None and self.quota.is_used_up(self.scope, limit)
-        if used_up:
+        may_create = limit is None or self.quota.take(self.scope, limit)
+        if not may_create:
             terms = terms.but(late="reject", dead_letter=None)
         name = prefix(self.scope, OPERATION) + self.key
-        self.call = call_of(name, fingerprint, terms, ANSWER, not used_up)
-        opened = await self.flow.open(self.colour, self.call)
-        if not isinstance(opened, Attempt):
-            return self._refusal(opened)
+        self.call = call_of(name, fingerprint, terms, ANSWER, may_create)
+        unused = limit is not None and may_create
+        try:
+            opened = await self.flow.open(self.colour, self.call)
+            if not isinstance(opened, Attempt):
+                return self._refusal(opened)
+            unused = False
+        finally:
+            if unused:
+                self.quota.give_back(self.scope)
         self.attempt, self.wish = opened, Wish()
-        if limit is not None:
-            self.quota.use(self.scope)
         return None
 
     async def end(self, answer: Answer) -> Answer:

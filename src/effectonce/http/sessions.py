@@ -26,7 +26,7 @@ from .._receiver import Receiver
 from ..sessions import ClientSession, Journal, Sessions
 from . import asgi, wsgi
 from ._asgi_body import Gone, Receive, begin, check_size, close, declared_length, take_in
-from ._boundary import checked_scope
+from ._boundary import checked_scope, claimed_here
 from ._exchange import PUBLIC, Problem
 from ._rules import Headers, Route, Rules, RuleWords, Scope
 from ._sessions import CLIENT_HEADER, DEFAULT_PATH, SessionExchange, SessionPath, opened_from, request_in
@@ -77,6 +77,7 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
         **rules: Unpack[RuleWords],
     ) -> None:
         super().__init__(app, receiver, scope=scope, routes=routes, **rules)
+        claimed_here(self.boundary)  # a session belongs to somebody before any handler runs
         self._sessions = SessionPath(sessions, session_path)
 
     async def __call__(self, scope: Any, receive: Receive, send: asgi.Send) -> None:
