@@ -186,6 +186,11 @@ def test_no_two_events_share_an_id(others: tuple[tuple[str, str | None], ...]) -
     assert len(ids) == len(others)
 
 
+BOTTOMLESS: list[Any] = []
+for _ in range(100_000):
+    BOTTOMLESS = [BOTTOMLESS]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -200,6 +205,11 @@ def test_no_two_events_share_an_id(others: tuple[tuple[str, str | None], ...]) -
         pytest.param({"headers": {"a": "b\r\nc"}}, id="header of two lines"),
         pytest.param({"payload": object()}, id="object"),
         pytest.param({"payload": float("nan")}, id="nan"),
+        pytest.param({"payload": "half \ud800"}, id="text with a surrogate"),
+        pytest.param({"payload": {"name": ["half \ud800"]}}, id="JSON with a surrogate"),
+        pytest.param({"payload": BOTTOMLESS}, id="JSON without a bottom"),
+        pytest.param({"headers": [("a", "b")]}, id="headers in a list"),
+        pytest.param({"headers": "a: b"}, id="headers in a text"),
         pytest.param({"headers": {"Id": "x"}}, id="header that names the event"),
     ],
 )
@@ -226,6 +236,16 @@ def test_without_its_table_the_error_says_what_to_do(world: World, broker: Broke
         pytest.raises(StoreMismatch, match="effectonce migrate --outbox"),
     ):
         relay.run_once()
+
+
+def test_a_relay_makes_no_file(tmp_path: Path, broker: Broker) -> None:
+    """A path that is wrong is said, and no empty database is left there for the next one to find."""
+    path = tmp_path / "typo.db"
+    with Relay(f"sqlite:///{path}", broker) as relay:
+        for ask in (relay.run_once, relay.lag, relay.dead, relay.replay, lambda: relay.forget("e-1")):
+            with pytest.raises(StoreMismatch, match=rf"There is no file {path}.*effectonce migrate --outbox"):
+                ask()
+    assert not path.exists()
 
 
 def test_another_programs_table_is_left_alone(world: World) -> None:

@@ -128,11 +128,16 @@ def encoded(payload: object) -> bytes:
     """A payload's bytes: text as UTF-8, bytes as they are, everything else as JSON."""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
-    if isinstance(payload, str):
-        return payload.encode()
     try:
+        if isinstance(payload, str):
+            return payload.encode()
         return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"The payload has half of a surrogate pair in it ({error.object[error.start]!r} at character "
+            f"{error.start}), so it is no text. Replace it, or give bytes of your own encoding."
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"The payload can't be written as JSON: {error}. Give JSON values, text, or bytes of your own encoding."
         ) from None
@@ -141,6 +146,10 @@ def encoded(payload: object) -> bytes:
 def _encoded_headers(headers: Mapping[str, str] | None) -> str | None:
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise UsageError(
+            f"headers= is a {type(headers).__name__}. Give a dictionary of texts: one value for each name."
+        )
     pairs: Any = headers.items()
     for name, value in pairs:
         if not (name and _is_text(name) and _is_text(value)):

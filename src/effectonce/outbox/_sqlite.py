@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from ..errors import StoreMismatch, StoreUnavailable, UsageError
@@ -36,8 +37,8 @@ class SQLiteOutbox:
         self._version = 0
 
     def migrate(self) -> bool:
-        """Make the table, or see that it is ours."""
-        with self._transaction() as connection:
+        """Make the table, or see that it is ours; and the file, if need be."""
+        with self._transaction(makes=True) as connection:
             found = {name for (name,) in connection.execute(self._sql["columns"], (self._name,))}
             if not found:
                 for statement in self._sql["schema"].split(";\n\n"):
@@ -130,17 +131,23 @@ class SQLiteOutbox:
             return connection.execute(self._sql[name], {"now": time.time(), **values}).rowcount
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, makes: bool = False) -> Iterator[sqlite3.Connection]:
         """Writing from the start: one that began by reading could find itself outdated."""
-        with self._speaking() as connection:
+        with self._speaking(makes=makes) as connection:
             connection.execute("BEGIN IMMEDIATE")
             with connection:  # commits, or rolls back
                 yield connection
 
     @contextmanager
-    def _speaking(self) -> Iterator[sqlite3.Connection]:
+    def _speaking(self, *, makes: bool = False) -> Iterator[sqlite3.Connection]:
         try:
             if self._connection is None:
+                if not (makes or Path(self._path).exists()):  # SQLite would make an empty one
+                    raise StoreMismatch(
+                        f"There is no file {Path(self._path).absolute()}, so there is no outbox in it. Give the path of "
+                        "the application's database: sqlite:///app.db is relative, sqlite:////var/app.db is not. Run "
+                        "`effectonce migrate --outbox URL` to make it."
+                    )
                 self._connection = sqlite3.connect(
                     self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
                 )
