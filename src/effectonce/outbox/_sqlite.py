@@ -144,8 +144,8 @@ class SQLiteOutbox:
             if self._connection is None:
                 if not (makes or Path(self._path).exists()):  # SQLite would make an empty one
                     raise StoreMismatch(
-                        f"There is no file {Path(self._path).absolute()}, so there is no outbox in it. Give the path of "
-                        "the application's database: sqlite:///app.db is relative, sqlite:////var/app.db is not. Run "
+                        f"There is no file {Path(self._path).absolute()}, so there is no outbox. Give the path of the "
+                        "application's database: sqlite:///app.db is relative, sqlite:////var/app.db is not. Run "
                         "`effectonce migrate --outbox URL` to make it."
                     )
                 self._connection = sqlite3.connect(
