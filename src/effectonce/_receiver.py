@@ -10,7 +10,7 @@ import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from . import batch, codec, keys
 from ._answers import Call, call_of
@@ -577,7 +577,7 @@ def _refuse(handler: Any, instead: str) -> None:
     raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.{instead}(...)` for it.")
 
 
-def _own_name(operation: str) -> str:
+def _own_name(operation: Any) -> str:
     name = operation if isinstance(operation, str) else ""  # any other is refused where keys are made
     if name in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or name.startswith(
         f"{MESSAGE_OPERATION}:"
@@ -585,7 +585,7 @@ def _own_name(operation: str) -> str:
         raise UsageError(
             f"operation={operation!r} is the name of blocks, of messages or of steps. Give the function its own."
         )
-    return operation
+    return cast("str", operation)
 
 
 def _policy(policy: Policy) -> Policy:

@@ -567,6 +567,11 @@ class TestBadInput:
             claim(store, "k")
         assert caught.value.retry_after > 0
 
+    def test_a_server_that_is_away_is_not_healthy(self) -> None:
+        """The store's clock is this machine's, and goes on; readiness is another matter."""
+        with opened("http://127.0.0.1:1") as store:
+            assert "127.0.0.1:1" in store.health().detail
+
     def test_a_server_that_says_nothing(self, quick: str) -> None:
         """A request is given up in time, on an event loop too, and the store works on when the server does."""
         with FaultProxy(quick) as proxy, opened(proxy.url, timeout=1.5) as store:

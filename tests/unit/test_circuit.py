@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.receiving import Colour, Counted, StagedStore, Told, must_not_run
 
 from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
+from effectonce._blocking import run
 from effectonce.errors import StoreMismatch, UsageError
 from effectonce.stores import Breaker, Features, open_store
 from effectonce.stores._circuit import Circuit
@@ -215,6 +217,33 @@ def test_health(stage: Stage) -> None:
     health = stage.receiver.health()
     assert not health.ok
     assert "closed" in health.detail
+
+
+def test_a_clock_is_no_sign_of_health(stage: Stage) -> None:
+    """A store may have no other clock than this machine's: that it goes neither is an answer nor ends an outage."""
+    stage.go_away()
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            stage.process(must_not_run)
+    assert not stage.receiver.health().ok
+    assert not asyncio.run(stage.receiver.ahealth()).ok
+    run(stage.receiver.blocking.store.now())
+    assert stage.changes() == ["opened"]
+    stage.store.recover()
+    assert stage.receiver.health().ok
+    assert stage.changes() == ["opened", "closed"]
+
+
+def test_a_file_that_is_gone_is_not_healthy(tmp_path: Path) -> None:
+    """Nor is one that is no longer where others would find it, although this process still has it open."""
+    with Receiver(tmp_path / "effects.db") as receiver:
+        assert receiver.health().ok
+        (tmp_path / "effects.db").rename(tmp_path / "elsewhere.db")
+        assert "removed or replaced" in receiver.health().detail
+        assert not asyncio.run(receiver.ahealth()).ok
+        (tmp_path / "elsewhere.db").rename(tmp_path / "effects.db")
+        assert receiver.health().ok
+    assert "closed" in receiver.health().detail
 
 
 def test_health_on_a_loop() -> None:

@@ -13,9 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self, cast
+from typing import Final, NamedTuple, Self, cast
 
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
+
+NOBODYS_KEY: Final = "|health||"
+"""Is asked for to see whether a store answers. Without an id it can't be the key of an effect."""
 
 
 class Features(NamedTuple):
@@ -117,7 +120,7 @@ class Store(ABC):
         """Keys by state, bytes, the oldest pending claim and what waits to be purged."""
 
     def health(self) -> Health:
-        """Ask the store for its clock and say how that went. Raises nothing; takes at most the store's time-out."""
+        """Ask the store for a key that nobody has, and say how that went. Raises nothing; may take its time-out."""
         asked = self.for_blocking()._health()
         try:
             asked.send(None)
@@ -133,7 +136,7 @@ class Store(ABC):
     async def _health(self) -> Health:
         started = time.monotonic()
         try:
-            await self.now()
+            await self.get(NOBODYS_KEY)  # not its clock, which may be this machine's
         except Exception as error:
             return Health(False, time.monotonic() - started, str(error))
         return Health(True, time.monotonic() - started)

@@ -299,6 +299,7 @@ class SQLiteStore(_Verbs):
 
     def _look(self, reader: sqlite3.Connection, command: Command) -> Answer:
         if type(command) is Look:
+            self._file.check_place()
             return command.read(reader)
         record = _read(reader, command.key) if type(command) is Claim else None
         if record is None:
