@@ -10,12 +10,13 @@ from uuid import UUID
 import httpx
 import pytest
 
-from effectonce import Receiver
+from effectonce import Receiver, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC
 from effectonce.http._boundary import checked_scope
 from effectonce.http._exchange import Problem
 from effectonce.http.asgi import IdempotencyMiddleware
+from effectonce.stores.memory import MemoryStore
 
 HASH = "0123456789abcdef" * 4
 
@@ -95,6 +96,44 @@ def test_a_hash_is_no_credential() -> None:
     """Whoever reads the hash of a caller's credentials in a log can't use it to get that caller's answers."""
     name = checked_scope("Bearer ann's")
     assert checked_scope(name) not in (name, checked_scope("Bearer ann's"))
+
+
+class User:
+    """As frameworks have them: who is not logged in is one, too."""
+
+    is_authenticated = False
+
+    def __str__(self) -> str:
+        return "AnonymousUser"
+
+
+class Proxy:
+    """Such as Flask's: its text is that of what it stands for, which may be an address."""
+
+    def __str__(self) -> str:
+        return str(object())
+
+
+@pytest.mark.parametrize("given", [User(), Proxy()], ids=lambda it: type(it).__name__)
+def test_a_user_is_no_name(given: Any) -> None:
+    """Everybody who isn't logged in would be one caller, and get the others' answers; or none would be known again."""
+    with pytest.raises(UsageError, match="such as the id of a user"):
+        checked_scope(given)
+
+
+def test_services_that_share_a_store_may_get_the_same_key() -> None:
+    """Each that says who it is has effects and answers of its own: a gateway hands keys on."""
+    store = MemoryStore()
+    effects: list[str] = []
+
+    async def service(scope: Any, receive: Any, send: Any) -> None:
+        effects.append(current().key)
+        await app(scope, receive, send)
+
+    for consumer in ("", "billing", "billing"):
+        receiver = Receiver(store, consumer=consumer)
+        assert post(IdempotencyMiddleware(service, receiver, scope=PUBLIC), "k", "k") == [201, 201]
+    assert effects == ["public|http||k", "public|http:billing||k"]
 
 
 # -- What an operator is told -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from .._messages import Outcome
 from .._receiver import Receiver
 from .._records import Decision, Ending, make
 from ..errors import InProgress, LateArrival, NotApplied, StoreError, UsageError
-from ..keys import content_id, prefix
+from ..keys import composite, content_id, prefix
 from ._exchange import (
     ANSWER,
     NOT_REPLAYABLE,
@@ -82,10 +82,20 @@ class Boundary:
         self.everywhere = {} if self.routes else dict.fromkeys(self.rules.methods, self.rules)
         """The rules by method, where the path does not matter."""
         self.quota = Quota(receiver.flow.monotonic)
+        self.operation = composite(OPERATION, receiver.consumer) if receiver.consumer else OPERATION
+        self.prefixes: dict[str, str] = {}
+        """What begins the keys of callers, by their names."""
         self._warned: set[tuple[str, str]] = set()
         self._complained = -inf
         self._words = words
         self._own: dict[tuple[Route | None, Route], Rules] = {}
+
+    def prefix_of(self, scope: str) -> str:
+        """What begins the keys of a caller; of two services that share a store, each has its own."""
+        if len(self.prefixes) >= MOST_NAMES:
+            self.prefixes.clear()
+        self.prefixes[scope] = begins = prefix(scope, self.operation)
+        return begins
 
     def concerns(self, method: str) -> bool:
         """Whether requests with this method may be covered, if only by what a handler says of itself."""
@@ -158,8 +168,8 @@ def claimed_here(boundary: Boundary) -> Boundary:
 
 LONGEST_NAME = 64
 MOST_NAMES = 4096
-_fit_names: dict[str, str] = {}
-"""Names that were found fit to be names, and are no secrets; with what begins their keys."""
+_fit_names: set[str] = set()
+"""Names that were found fit to be names, and are no secrets."""
 _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _CREDENTIALS = re.compile(
     r"(basic|bearer|digest|negotiate|token|api-?key|session(id)?)[ :=]"  # a whole header, or a cookie
@@ -168,6 +178,10 @@ _CREDENTIALS = re.compile(
     r"|[0-9a-f]{64}$",  # one of our own hashes: as it stands, it would be the name of whom it was made for
     re.IGNORECASE,
 )
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")
+"""How an object ends that stands for one without a text of its own."""
 
 
 def checked_scope(scope: Any) -> str:
@@ -189,7 +203,7 @@ def checked_scope(scope: Any) -> str:
     if name == scope:
         if len(_fit_names) >= MOST_NAMES:
             _fit_names.clear()
-        _fit_names[name] = prefix(name, OPERATION)
+        _fit_names.add(name)
     return name
 
 
@@ -200,12 +214,15 @@ def _name_in(scope: Any) -> str:
     if isinstance(scope, bytes):  # a header, as ASGI has it
         return scope.decode("latin-1")
     text: Any = type(scope).__str__
-    if scope is True or (text is object.__str__ and not isinstance(scope, int)):
+    nameless = scope is True or (text is object.__str__ and not isinstance(scope, int))
+    # A user is no name: whom nobody knows is "AnonymousUser" in many, and two may be called the same.
+    if nameless or hasattr(scope, "is_authenticated") or _ADDRESS.search(name := str(scope)):
         # It has an address instead of a name, so that no repeat would be known; or it changes with what it holds.
         raise UsageError(
-            f"The scope function gave a {type(scope).__name__}. Have it give a name: a string or a whole number."
+            f"The scope function gave a {type(scope).__name__}. Have it give a name: a string or a whole number, such "
+            "as the id of a user."
         )
-    return str(scope)
+    return name
 
 
 # -- The handler's word --------------------------------------------------------------------------------------------
@@ -276,7 +293,8 @@ class Exchange:
         may_create = limit is None or self.quota.take(self.scope, limit)
         if not may_create:
             terms = terms.but(late="reject", dead_letter=None)
-        name = (_fit_names.get(self.scope) or prefix(self.scope, OPERATION)) + self.key
+        boundary, scope = self.boundary, self.scope
+        name = (boundary.prefixes.get(scope) or boundary.prefix_of(scope)) + self.key
         self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
         answer: Decision | BaseException | None = None
         unused = limit is not None and may_create

@@ -25,12 +25,11 @@ from .._attempt import Attempt
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import UsageError
-from ..keys import prefix
 from ..transactions import aretrying, retrying
 from ..transactions._flow import AtomicAttempt
 from . import _asgi_body as asgi_body
 from . import wsgi
-from ._boundary import OPERATION, Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key
+from ._boundary import Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key
 from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, sound, start_of
 from ._intake import take_in_from, whole
 from ._rules import Route, Rules, RuleWords, Scope
@@ -65,7 +64,7 @@ class AtomicExchange(Exchange):
         may_create = limit is None or self.quota.take(self.scope, limit)
         if not may_create:
             terms = terms.but(late="reject", dead_letter=None)
-        name = prefix(self.scope, OPERATION) + self.key
+        name = self.boundary.prefix_of(self.scope) + self.key
         self.call = call_of(name, fingerprint, terms, ANSWER, may_create)
         unused = limit is not None and may_create
         try:
