@@ -19,6 +19,7 @@ from .errors import (
     NotApplied,
     ResultUnavailable,
     StepMismatch,
+    StoreUnavailable,
     UsageError,
 )
 from .hooks import EventKind
@@ -195,6 +196,15 @@ def _without_value(call: Call, record: Record) -> tuple[Status, BaseException | 
         return "replayed", None
     why = result[1:].decode("utf-8", "replace")
     return "replayed", ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key)
+
+
+def too_slow(claim: Claim) -> StoreUnavailable:
+    """The error of a claim whose lease is over whenever the store has granted it."""
+    return StoreUnavailable(
+        f"The store takes longer to answer than the lease of {claim.lease:g} s lasts, so nothing was run. A longer "
+        "lease= helps, or a quicker store.",
+        key=claim.key,
+    )
 
 
 def waits_for_itself(call: Call) -> UsageError:

@@ -38,7 +38,7 @@ NO_ANSWER: tuple[None, None, float] = (None, None, 0.0)
 COMPLETED = State.COMPLETED
 
 SENDS = 4
-"""How often an ending is sent before the keeper takes it over."""
+"""How often an ending is sent before the keeper takes it over, and a claim that is granted after its lease."""
 
 
 class Colour(Protocol):
@@ -162,6 +162,7 @@ class Flow:
         waiting: Waiting | None = None
         probed = False
         late: Decision | None = None
+        times_late = 0
         while True:
             if answer is None:
                 started = self.monotonic()
@@ -186,6 +187,10 @@ class Flow:
                     return self.refuse(call, answer)
             elif answer.verdict in GRANTED and self.monotonic() - started >= claim.lease:
                 late = answer  # after its lease: only if nobody took over meanwhile may this attempt begin
+                times_late += 1
+                if times_late >= SENDS:
+                    await self.withdraw(colour, claim)
+                    return self.store_error(call, answers.too_slow(claim))
             else:
                 return self.admit(call, answers.repeated(answer, late), started)
             answer = None

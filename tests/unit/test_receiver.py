@@ -767,6 +767,19 @@ def test_at_most_once_waits_for_a_word(doubtful: str, receiver: Receiver, colour
             colour.process(receiver, EVENT, must_not_run, policy=policy)
 
 
+def test_a_store_that_is_slower_than_the_lease_is_not_asked_for_ever(
+    colour: Colour, clock: ManualClock
+) -> None:
+    """What is never granted in time never runs: the caller is told why, and no doubt is left behind."""
+    store = StagedStore(clock=clock)
+    receiver = by_hand(Receiver(store, clock=clock, monotonic=clock, policy=ONCE.but(lease=LONG)))
+    store.after["claim"] = lambda: clock.advance(LONG * 2)
+    with pytest.raises(StoreUnavailable, match="longer lease="):
+        colour.process(receiver, EVENT, must_not_run)
+    store.recover()
+    assert colour.process(receiver, EVENT, Counted("now")).attempt == 1
+
+
 def test_doubt_outlasts_every_retention(
     doubtful: str, receiver: Receiver, colour: Colour, clock: ManualClock
 ) -> None:
