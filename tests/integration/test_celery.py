@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from contextvars import Context
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import celery
 import pytest
 from celery import chain, chord
-from tests.integration.consumers_helpers import SIZES
-from tests.integration.framework_helpers import Workers, storm, working
+from tests.integration.framework_helpers import Workers, working
+from tests.integration.framework_stories import (
+    BROKERS,
+    TaskSite,
+    TaskStories,
+    asked_for,
+    settings_of,
+    url_of,
+)
 
 from effectonce import Message, Policy, Receiver, current
 from effectonce.errors import AttemptsExhausted, UsageError
@@ -35,23 +41,26 @@ WORKER = [
 ]
 
 
-class Site:
+class Site(TaskSite):
     """An app as its clients see it, and its workers."""
 
     def __init__(self, workers: Workers, app: Any) -> None:
-        self.workers, self.app, self.folder, self.noted = workers, app, workers.folder, workers.noted
-        self.until = workers.until
+        super().__init__(workers)
+        self.app = app
 
     def send(self, name: str, *args: Any, id: str, **options: Any) -> None:
         self.app.send_task(name, args, task_id=id, **options)
 
+    def deliver(self, orders: list[str]) -> None:
+        for order in orders:
+            self.send("deliver", order, id=order, ignore_result=True)
+
     def signature(self, name: str, *args: Any, id: str) -> Any:
         return self.app.signature(name, args).set(task_id=id)
 
-    def result(self, task_id: str) -> Any:
-        """A task's result or exception, when it is there."""
-        found = self.app.AsyncResult(task_id)
-        self.until(found.ready, what=f"The result of {task_id}")
+    def result(self, id: str) -> Any:
+        found = self.app.AsyncResult(id)
+        self.until(found.ready, what=f"The result of {id}")
         return found.result
 
     def ended(self) -> int:
@@ -59,7 +68,6 @@ class Site:
         return sum(not line.startswith(("claimed", "busy")) for line in self.noted("events"))
 
     def is_drained(self) -> bool:
-        """Whether neither the queue nor any worker holds a message."""
         queue = self.app.conf.task_default_queue
         with self.app.connection_for_read() as connection:
             channel = connection.default_channel
@@ -70,21 +78,17 @@ class Site:
             return not channel.queue_declare(queue, passive=True).message_count
 
 
-BROKERS = pytest.mark.parametrize("broker", ["valkey", "rabbitmq"], indirect=True)
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> str:
+    return asked_for(request)
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest) -> str:
-    server: Any = request.getfixturevalue(getattr(request, "param", "rabbitmq"))
-    return str(server.url).replace("valkey:", "redis:")
-
-
-@pytest.fixture
-def site(broker: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
-    results, queue = valkey.url.replace("valkey:", "redis:"), f"q-{uuid4().hex}"
-    settings = {"EFFECTONCE_BROKER": broker, "EFFECTONCE_RESULTS": results, "EFFECTONCE_QUEUE": queue}
+def site(server: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
+    settings = settings_of(server, results := url_of(valkey))
+    queue = settings["EFFECTONCE_QUEUE"]
     with (
-        celery.Celery("client", broker=broker, backend=results, set_as_current=False) as app,
+        celery.Celery("client", broker=server, backend=results, set_as_current=False) as app,
         working(tmp_path, WORKER, **settings) as workers,
     ):
         app.conf.update(
@@ -95,16 +99,8 @@ def site(broker: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
         app.backend.client.connection_pool.disconnect()  # which an app that is closed leaves to the collector
 
 
-@BROKERS
-@SIZES
-def test_killed_workers_leave_each_effect_once(site: Site, messages: int) -> None:
-    """Messages that come up to four times, and all processes of the worker killed in the middle."""
-
-    def send(orders: list[str]) -> None:
-        for order in orders:
-            site.send("deliver", order, id=order, ignore_result=True)
-
-    storm(site.folder, messages, site.workers, send, site.is_drained)
+class TestCelery(TaskStories):
+    """The stories of every framework."""
 
 
 def test_a_chain_goes_on_with_the_stored_result(site: Site) -> None:
@@ -121,27 +117,6 @@ def test_a_chord_is_completed_by_the_stored_result(site: Site) -> None:
     chord(header)(site.signature("total", id="total-1"))
     assert site.result("total-1") == 10
     assert sorted(site.noted("runs")) == ["add 1 2", "add 3 4", "total [3, 7]"]
-
-
-@BROKERS
-def test_a_message_that_is_in_flight_elsewhere_comes_later(site: Site) -> None:
-    """It is neither run nor answered nor lost, and no retry is counted: afterwards it gets the first result."""
-    for _ in range(2):
-        site.send("hold", "h", id="h-1")
-    site.until(lambda: len(site.noted("events", "busy")) >= 5)
-    (site.folder / "go").touch()
-    assert site.result("h-1") == "h held"
-    site.until(lambda: site.noted("events", "replayed"))
-    site.until(site.is_drained)
-    assert site.noted("runs") == ["h"]
-    assert site.result("h-1") == "h held"
-
-
-def test_a_handler_may_run_for_longer_than_its_lease(site: Site) -> None:
-    """The keeper renews it in the pool's child."""
-    site.send("outlive", "long", id="long-1")
-    assert site.result("long-1") == "long outlived"
-    assert site.noted("runs") == ["long"]
 
 
 @pytest.mark.parametrize("name", ["retry_once", "autoretry"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import dramatiq
 import pytest
@@ -14,33 +13,41 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.results.backends import RedisBackend
 from dramatiq.results.errors import ResultFailure, ResultMissing
-from tests.integration.consumers_helpers import SIZES
-from tests.integration.framework_helpers import Workers, storm, working
+from tests.integration.framework_helpers import Workers, working
+from tests.integration.framework_stories import (
+    BROKERS,
+    TaskSite,
+    TaskStories,
+    asked_for,
+    settings_of,
+    url_of,
+)
 
 from effectonce import Policy, Receiver
 from effectonce.errors import UsageError
 from effectonce.messaging.dramatiq import Idempotent
 
 WORKER = ["dramatiq", "tests.integration.dramatiq_app:broker", "--processes", "1", "--threads", "4"]
-BROKERS = pytest.mark.parametrize("server", ["valkey", "rabbitmq"], indirect=True)
 
 
-class Site:
+class Site(TaskSite):
     """A broker as its clients see it, and its workers."""
 
     def __init__(self, workers: Workers, broker: Any, backend: Any, queue: str) -> None:
-        self.workers, self.broker, self.backend, self.queue = workers, broker, backend, queue
-        self.folder, self.noted, self.until = workers.folder, workers.noted, workers.until
+        super().__init__(workers)
+        self.broker, self.backend, self.queue = broker, backend, queue
+        self._names: dict[str, str] = {}
 
     def message(self, name: str, *args: Any, id: str, **options: Any) -> Any:
+        self._names[id] = name
         return dramatiq.Message(self.queue, name, args, {}, options, message_id=id)
 
     def send(self, name: str, *args: Any, id: str, **options: Any) -> None:
         self.broker.enqueue(self.message(name, *args, id=id, **options))
 
-    def result(self, name: str, id: str) -> Any:
+    def result(self, id: str) -> Any:
         """An actor's result, or the text of its failure, when it is there."""
-        message, found = self.message(name, id=id), list[Any]()
+        message, found = self.message(self._names[id], id=id), list[Any]()
 
         def look() -> bool:
             try:
@@ -61,7 +68,6 @@ class Site:
         return not sum(self.broker.get_queue_message_counts(self.queue)[:2])
 
     def dead(self) -> int:
-        """How many messages are dead letters."""
         if isinstance(self.broker, RedisBroker):
             return int(self.broker.client.zcard(f"{self.broker.namespace}:{self.queue}.XQ"))
         return int(self.broker.get_queue_message_counts(self.queue)[2])
@@ -69,35 +75,25 @@ class Site:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> str:
-    found: Any = request.getfixturevalue(getattr(request, "param", "rabbitmq"))
-    return str(found.url).replace("valkey:", "redis:")
+    return asked_for(request)
 
 
 @pytest.fixture
 def site(server: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
-    results, queue = valkey.url.replace("valkey:", "redis:"), f"q-{uuid4().hex}"
+    settings = settings_of(server, results := url_of(valkey))
+    queue = settings["EFFECTONCE_QUEUE"]
     on_rabbitmq = server.startswith("amqp")
     broker: Any = RabbitmqBroker(url=server) if on_rabbitmq else RedisBroker(url=server, namespace=queue)
     broker.declare_queue(queue)
     backend = RedisBackend(url=results, namespace=f"{queue}-results")
-    settings = {"EFFECTONCE_BROKER": server, "EFFECTONCE_RESULTS": results, "EFFECTONCE_QUEUE": queue}
     with working(tmp_path, WORKER, **settings) as workers:
         yield Site(workers, broker, backend, queue)
     broker.close()
     backend.client.close()
 
 
-@BROKERS
-@SIZES
-def test_killed_workers_leave_each_effect_once(site: Site, messages: int) -> None:
-    """Messages that come up to four times, and all processes of the worker killed in the middle."""
-
-    def send(orders: list[str]) -> None:
-        for order in orders:
-            site.send("deliver", order, id=order)
-
-    storm(site.folder, messages, site.workers, send, site.is_drained)
-    assert site.dead() == 0
+class TestDramatiq(TaskStories):
+    """The stories of every framework."""
 
 
 @pytest.mark.parametrize("name", ["add", "add_async"])
@@ -105,41 +101,15 @@ def test_a_pipeline_goes_on_with_the_stored_result(site: Site, name: str) -> Non
     """A worker dies when a stage is recorded and the next not yet sent: the redelivery sends it."""
     first, second = site.message(name, 1, 2, id="fatal-1"), site.message(name, 10, id="next-1")
     dramatiq.pipeline([first, second], broker=site.broker).run()
-    assert site.result(name, "next-1") == 13
+    assert site.result("next-1") == 13
     assert site.noted("runs") == ["add 1 2", "add 10 3"]
     assert any("fatal-1" in line for line in site.noted("events", "replayed"))
-
-
-@BROKERS
-def test_a_message_that_is_in_flight_elsewhere_comes_later(site: Site) -> None:
-    """It is neither run nor answered nor lost, and no retry is counted: afterwards it gets the first result."""
-    for _ in range(2):
-        site.send("hold", "h", id="h-1")
-    site.until(lambda: len(site.noted("events", "busy")) >= 5)
-    (site.folder / "go").touch()
-    assert site.result("hold", "h-1") == "h held"
-    site.until(lambda: site.noted("events", "replayed"))
-    site.until(site.is_drained)
-    assert site.noted("runs") == ["h"]
-    assert site.result("hold", "h-1") == "h held"
-    assert site.dead() == 0
-
-
-def test_a_handler_may_run_for_longer_than_its_lease(site: Site) -> None:
-    """The keeper renews it."""
-    site.send("outlive", "long", id="long-1")
-    assert site.result("outlive", "long-1") == "long outlived"
-    assert site.noted("runs") == ["long"]
 
 
 @pytest.mark.parametrize("name", ["retry_once", "fail_once"])
 def test_an_error_releases_the_claim(site: Site, name: str) -> None:
     """Dramatiq's own Retry and any exception: the message comes again and runs again; a repetition gets the result."""
-    site.send(name, "r", id="r-1")
-    assert site.result(name, "r-1") == "r done"
-    site.send(name, "r", id="r-1")
-    site.until(lambda: site.noted("events", "replayed"))
-    assert site.noted("runs") == ["r", "r"]
+    site.shows_another_try(name)
 
 
 def test_a_remembered_error_is_a_dead_letter_at_once(site: Site) -> None:
@@ -147,8 +117,8 @@ def test_a_remembered_error_is_a_dead_letter_at_once(site: Site) -> None:
     for number in range(2):
         site.send("decline", "d", id="d-1")
         site.until(lambda n=number: site.dead() > n)
-    assert "Declined" in site.result("decline", "d-1")
-    assert "d was declined" in site.result("decline", "d-1")
+    assert "Declined" in site.result("d-1")
+    assert "d was declined" in site.result("d-1")
     assert site.noted("runs") == ["d"]
 
 
@@ -158,13 +128,13 @@ def test_a_message_that_takes_its_worker_along_is_given_up(site: Site) -> None:
     site.send("crash", "c", id="c-1")
     site.until(lambda: site.dead() == 1)
     assert site.noted("runs") == ["c"] * 2
-    assert "AttemptsExhausted" in site.result("crash", "c-1")
+    assert "AttemptsExhausted" in site.result("c-1")
 
 
 def test_an_actor_that_met_its_time_limit_keeps_its_claim(site: Site) -> None:
     """Nobody knows how far it came: its retry begins when the lease is over, not before."""
     site.send("too_slow", "s", id="s-1")
-    assert site.result("too_slow", "s-1") == "s done"
+    assert site.result("s-1") == "s done"
     (done,) = site.noted("events", "completed")
     assert int(done.split()[-1]) > 1, "a later attempt than the one that began"
     assert not site.noted("events", "released")

@@ -15,8 +15,8 @@ from taskiq import InMemoryBroker
 from taskiq.kicker import AsyncKicker
 from taskiq_aio_pika import AioPikaBroker
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
-from tests.integration.consumers_helpers import SIZES
-from tests.integration.framework_helpers import Workers, storm, working
+from tests.integration.framework_helpers import Workers, working
+from tests.integration.framework_stories import TaskSite, TaskStories, asked_for, settings_of, url_of
 from tests.integration.taskiq_brokers import on_rabbitmq
 
 from effectonce import Policy, Receiver
@@ -27,18 +27,20 @@ WORKER = [
     "taskiq", "worker", "tests.integration.taskiq_app:broker", "--workers", "1", "--max-async-tasks", "8",
     "--max-threadpool-threads", "4",
 ]  # fmt: skip
-BROKERS = pytest.mark.parametrize("server", ["valkey", "rabbitmq"], indirect=True)
 
 
-class Site:
+class Site(TaskSite):
     """A broker as its clients see it, and its workers."""
 
     def __init__(self, workers: Workers, broker: Any, runner: asyncio.Runner) -> None:
-        self.workers, self.broker, self._runner = workers, broker, runner
-        self.folder, self.noted, self.until = workers.folder, workers.noted, workers.until
+        super().__init__(workers)
+        self.broker, self._runner = broker, runner
 
     def send(self, name: str, *args: Any, id: str, **labels: Any) -> None:
         self.send_all([(name, args, id)], **labels)
+
+    def deliver(self, orders: list[str]) -> None:
+        self.send_all([("deliver", (order,), order) for order in orders])
 
     def send_all(self, messages: list[tuple[str, tuple[Any, ...], str]], **labels: Any) -> None:
         async def main() -> None:
@@ -49,8 +51,6 @@ class Site:
         self._runner.run(main())
 
     def result(self, id: str) -> Any:
-        """A task's result or exception, when it is there."""
-
         def look() -> bool:
             return self._runner.run(self.broker.result_backend.is_result_ready(id))
 
@@ -89,35 +89,27 @@ def _nobodys() -> Any:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> str:
-    found: Any = request.getfixturevalue(getattr(request, "param", "rabbitmq"))
-    return str(found.url).replace("valkey:", "redis:")
+    return asked_for(request)
 
 
 @pytest.fixture
 def site(server: str, valkey: Any, tmp_path: Path) -> Iterator[Site]:
-    results, queue = valkey.url.replace("valkey:", "redis:"), f"q-{uuid4().hex}"
+    settings = settings_of(server, results := url_of(valkey))
+    queue = settings["EFFECTONCE_QUEUE"]
     broker: Any
     if server.startswith("amqp"):
         broker = on_rabbitmq(server, queue)
     else:
         broker = RedisStreamBroker(server, queue_name=queue, consumer_id="0")
     broker = broker.with_result_backend(RedisAsyncResultBackend(results, prefix_str=queue))
-    settings = {"EFFECTONCE_BROKER": server, "EFFECTONCE_RESULTS": results, "EFFECTONCE_QUEUE": queue}
     with asyncio.Runner() as runner, working(tmp_path, WORKER, **settings) as workers:
         runner.run(broker.startup())
         yield Site(workers, broker, runner)
         runner.run(broker.shutdown())
 
 
-@BROKERS
-@SIZES
-def test_killed_workers_leave_each_effect_once(site: Site, messages: int) -> None:
-    """Messages that come up to four times, and all processes of the worker killed in the middle."""
-
-    def send(orders: list[str]) -> None:
-        site.send_all([("deliver", (order,), order) for order in orders])
-
-    storm(site.folder, messages, site.workers, send, site.is_drained)
+class TestTaskiq(TaskStories):
+    """The stories of every framework."""
 
 
 @pytest.mark.parametrize("name", ["add", "add_async"])
@@ -129,35 +121,10 @@ def test_the_stored_result_goes_to_the_result_backend(site: Site, name: str) -> 
     assert site.noted("events", "replayed")
 
 
-@BROKERS
-def test_a_message_that_is_in_flight_elsewhere_comes_later(site: Site) -> None:
-    """It is neither run nor answered nor lost, and no retry is counted: afterwards it gets the first result."""
-    for _ in range(2):
-        site.send("hold", "h", id="h-1")
-    site.until(lambda: len(site.noted("events", "busy")) >= 5)
-    (site.folder / "go").touch()
-    assert site.result("h-1") == "h held"
-    site.until(lambda: site.noted("events", "replayed"))
-    site.until(site.is_drained)
-    assert site.noted("runs") == ["h"]
-    assert site.result("h-1") == "h held"
-
-
-def test_a_handler_may_run_for_longer_than_its_lease(site: Site) -> None:
-    """The keeper renews it."""
-    site.send("outlive", "long", id="long-1")
-    assert site.result("long-1") == "long outlived"
-    assert site.noted("runs") == ["long"]
-
-
 @pytest.mark.parametrize("name", ["requeue_once", "fail_once"])
 def test_another_try_releases_the_claim(site: Site, name: str) -> None:
     """A requeue and any exception: the message comes again and runs again; a repetition gets the result."""
-    site.send(name, "r", id="r-1")
-    assert site.result("r-1") == "r done"
-    site.send(name, "r", id="r-1")
-    site.until(lambda: site.noted("events", "replayed"))
-    assert site.noted("runs") == ["r", "r"]
+    site.shows_another_try(name)
 
 
 def test_a_remembered_error_is_raised_again_as_itself(site: Site) -> None:
