@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -270,6 +270,76 @@ def test_a_request_that_stays_without_answer_is_outstanding_until_it_is_sent_aga
         assert (again.json(), again.headers["x-idempotency-replayed"]) == ({"charge": 1}, "true")
         assert (session.outstanding, session.acked) == ([], 2)
     assert len(shop.charges) == 2
+
+
+class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """The body of a response, which may break off."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self:
+            yield piece
+
+
+class Cut(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Answers whose length nobody knows, of which the first breaks off."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.wsgi, self.sent = httpx.WSGITransport(shop.wsgi()), 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent += 1
+        content = self.wsgi.handle_request(request).read()
+        rest = httpx.ReadError("cut") if self.sent == 1 else content[5:]
+        return httpx.Response(201, stream=Pieces(content[:5], rest))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return self.handle_request(request)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_an_answer_that_breaks_off_while_it_is_read_is_not_acknowledged(shop: Shop, kind: str) -> None:
+    """It can be asked for again; when it has been read, or was closed by whoever reads it, it is acknowledged."""
+    plain = httpx.WSGITransport(shop.wsgi())
+    with httpx.Client(transport=plain, base_url="http://shop", headers=ADA) as client:
+        session = http_session("/session", client)
+
+    def blocking() -> None:
+        transport = SessionTransport(session, Cut(shop), rules=QUICK)
+        with httpx.Client(transport=transport, base_url="http://shop", headers=ADA) as client:
+            request = client.build_request("POST", "/pay", content=b"5")
+            with pytest.raises(httpx.ReadError) as cut:
+                client.send(request)
+            assert "Request 1 of the session has no answer" in cut.value.__notes__[-1]
+            assert session.outstanding == [1]
+            assert (client.send(request).json(), session.acked) == ({"charge": 1}, 1)
+            with client.stream("POST", "/pay", content=b"6") as response:
+                assert next(response.iter_raw()) == b'{"cha'
+            assert session.acked == 2
+
+    async def awaited() -> None:
+        transport = AsyncSessionTransport(session, Cut(shop), rules=QUICK)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=ADA) as client:
+            request = client.build_request("POST", "/pay", content=b"5")
+            with pytest.raises(httpx.ReadError) as cut:
+                await client.send(request)
+            assert "Request 1 of the session has no answer" in cut.value.__notes__[-1]
+            assert session.outstanding == [1]
+            assert ((await client.send(request)).json(), session.acked) == ({"charge": 1}, 1)
+            async with client.stream("POST", "/pay", content=b"6") as response:
+                assert await anext(response.aiter_raw()) == b'{"cha'
+            assert session.acked == 2
+
+    blocking() if kind == "blocking" else asyncio.run(awaited())
+    assert shop.charges == [b"5", b"6"]
 
 
 def test_a_restarted_program_finds_its_numbers_by_name(shop: Shop, tmp_path: Path) -> None:

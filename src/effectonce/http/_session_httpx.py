@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -9,7 +11,7 @@ import httpx
 from ..sessions import ClientSession, Request
 from ._httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from ._numbering import Numbering
-from ._retrying import Answer, Rules
+from ._retrying import Answer, Rules, is_redirect
 from .client import DEFAULT_RULES, NAME, NAME_EXTENSION
 
 WAITING = 8
@@ -33,6 +35,10 @@ class _Numbered:
         stream = response.stream
         body = b"".join(stream) if isinstance(stream, httpx.ByteStream) else b""
         return Answer(response.status_code, response.headers, body)
+
+    def is_here(self, response: httpx.Response, said: Answer) -> bool:
+        """Whether all of an answer is here. Where a redirection leads to is all that it says."""
+        return isinstance(response.stream, httpx.ByteStream) or is_redirect(said)
 
 
 class SessionTransport(_Numbered, IdempotencyTransport):
@@ -59,7 +65,15 @@ class SessionTransport(_Numbered, IdempotencyTransport):
         numbered = self.begin(request, request.read())
         with self.numbering.noted(numbered):
             response = super().handle_request(request)
-        self.numbering.settle(numbered, self.answer(response), str(request.url), request.headers)
+        said = self.answer(response)
+
+        def settle() -> None:
+            self.numbering.settle(numbered, said, str(request.url), request.headers)
+
+        if self.is_here(response, said):
+            settle()
+        else:
+            response.stream = _BlockingComing(response.stream, lambda: self.numbering.noted(numbered), settle)
         return response
 
 
@@ -84,11 +98,19 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
             numbered = await self._aside(self._room(), self.begin, request, body)
         with self.numbering.noted(numbered):
             response = await super().handle_async_request(request)
-        said = (numbered, self.answer(response), str(request.url), request.headers)
-        if self.numbering.is_noted:
-            await self._aside(None, self.numbering.settle, *said)
+        said = self.answer(response)
+
+        async def settle() -> None:
+            what = (numbered, said, str(request.url), request.headers)
+            if self.numbering.is_noted:
+                await self._aside(None, self.numbering.settle, *what)
+            else:
+                self.numbering.settle(*what)
+
+        if self.is_here(response, said):
+            await settle()
         else:
-            self.numbering.settle(*said)
+            response.stream = _AwaitedComing(response.stream, lambda: self.numbering.noted(numbered), settle)
         return response
 
     def _room(self) -> Any:
@@ -104,3 +126,54 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
         import anyio.to_thread
 
         return await anyio.to_thread.run_sync(work, *args, limiter=limiter)
+
+
+class _Coming:
+    """An answer that is read while it comes.
+
+    Whoever has read enough of it closes it, and so acknowledges it. One that broke off can still be asked for.
+    """
+
+    _is_over = False
+
+    def __init__(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Any]) -> None:
+        self._stream, self._noted, self._settle = stream, noted, settle
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with self._noted():
+                yield
+        except GeneratorExit:  # whoever reads it has read enough
+            raise
+        except BaseException:
+            self._is_over = True
+            raise
+
+    def _is_read(self) -> bool:
+        """Whether it can be acknowledged now, which it is once."""
+        was_over, self._is_over = self._is_over, True
+        return not was_over
+
+
+class _BlockingComing(_Coming, httpx.SyncByteStream):
+    def __iter__(self) -> Iterator[bytes]:
+        with self._reading():
+            yield from self._stream
+
+    def close(self) -> None:
+        self._stream.close()
+        if self._is_read():
+            self._settle()
+
+
+class _AwaitedComing(_Coming, httpx.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with self._reading():
+            async for piece in self._stream:
+                yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        if self._is_read():
+            await self._settle()
