@@ -47,6 +47,8 @@ class Site(TaskSite):
     def __init__(self, workers: Workers, app: Any) -> None:
         super().__init__(workers)
         self.app = app
+        # There a message is taken from its list in one command, and noted as taken in another.
+        self.loses = app.conf.broker_url.startswith("redis")
 
     def send(self, name: str, *args: Any, id: str, **options: Any) -> None:
         self.app.send_task(name, args, task_id=id, **options)
