@@ -29,6 +29,8 @@ from .policy import Policy, Resolution
 COMPLETED = State.COMPLETED
 UNAVAILABLE = b"!"
 """Begins a stored result that says why there is none. JSON never begins so."""
+LONGEST_ERROR = 1 << 16
+"""Bytes that an error may have whatever ``max_result`` says. Of a longer one no more than its message is stored."""
 
 
 class Call(NamedTuple):
@@ -75,8 +77,19 @@ def failure_of(call: Call, attempt: Attempt, error: BaseException) -> Completion
     elif isinstance(error, policy.in_doubt):
         state = State.IN_DOUBT
     elif isinstance(error, policy.remember):
-        state, result = State.FAILED, codec.encode_error(error)
+        state, result = State.FAILED, codec.encode_error(error, max(policy.max_result, LONGEST_ERROR))
     return Completion(call.key, attempt.claim.owner, attempt.fence, state, result, policy.keep)
+
+
+def shortened(ending: Completion, error: UsageError) -> Completion:
+    """The same ending without the answer that a store can't take, or with as much of it as it surely can."""
+    if ending.result is None:
+        raise error
+    if ending.state is State.FAILED:
+        return ending._replace(result=codec.shorter_error(ending.result))
+    if ending.state is not COMPLETED:  # a journal: the one that is there stays
+        return ending._replace(result=None)
+    return ending._replace(result=UNAVAILABLE + str(error).encode("utf-8", "backslashreplace"))
 
 
 def settlement_of(call: Call, record: Record, resolution: Resolution, now: float) -> Completion:
@@ -91,7 +104,8 @@ def settlement_of(call: Call, record: Record, resolution: Resolution, now: float
             why = result[1:].decode("utf-8", "replace")
             raise UsageError(f"This can't be the result of an attempt in doubt: {why}.", key=call.key)
     elif resolution.kind == "failed":
-        state, result = State.FAILED, codec.encode_error(resolution.value)
+        longest = max(call.policy.max_result, LONGEST_ERROR)
+        state, result = State.FAILED, codec.encode_error(resolution.value, longest)
     keep = max(call.policy.keep, record.expires_at - now)
     return Completion(record.key, NOBODY, record.fence, state, result, keep)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._blocking import Gathered
-from .errors import LeaseLost, StoreError
+from .errors import LeaseLost, StoreError, UsageError
 
 if TYPE_CHECKING:
     from ._attempt import Attempt
@@ -23,7 +23,7 @@ class Asyncio:
 
     awaits = True
     cancelled: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
-    trouble: tuple[type[BaseException], ...] = (StoreError, asyncio.CancelledError)
+    trouble: tuple[type[BaseException], ...] = (StoreError, UsageError, asyncio.CancelledError)
 
     def __init__(self, store: Store) -> None:
         self.store = store.for_asyncio()

@@ -16,7 +16,7 @@ from contextvars import copy_context
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import ColourMismatch, StoreError
+from .errors import ColourMismatch, StoreError, UsageError
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +57,7 @@ class Blocking:
 
     awaits = False
     cancelled: tuple[type[BaseException], ...] = ()
-    trouble: tuple[type[BaseException], ...] = (StoreError,)
+    trouble: tuple[type[BaseException], ...] = (StoreError, UsageError)
 
     def __init__(self, store: Store) -> None:
         self.store = store.for_blocking()

@@ -21,7 +21,7 @@ from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
 from ._waiting import Waiting
-from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable
+from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable, UsageError
 from .hooks import ASIDE, EventKind, Events
 from .policy import Resolution
 from .stores.base import Store
@@ -48,7 +48,7 @@ class Colour(Protocol):
     cancelled: tuple[type[BaseException], ...]
     """What a cancelled caller meets at any await."""
     trouble: tuple[type[BaseException], ...]
-    """What any command may meet: the same, and a StoreError."""
+    """What any command may meet: the same, a StoreError, and the UsageError of what a store can't take."""
     store: Store
 
     async def pause(self, seconds: float) -> None: ...
@@ -372,7 +372,12 @@ class Flow:
         """Write an ending, through cancellation and short outages; the keeper goes on where this gives up."""
         attempt.ending = True
         cancelled = first if isinstance(first, colour.cancelled) else None
-        answer, attempt.cancelled = await insist(colour, lambda: colour.store.complete(ending), cancelled)
+        try:
+            answer, cancelled = await insist(colour, lambda: colour.store.complete(ending), cancelled)
+        except UsageError as error:  # it can't take this answer; that there is one counts more
+            short = answers.shortened(ending, error)
+            answer, cancelled = await insist(colour, lambda: colour.store.complete(short), cancelled)
+        attempt.cancelled = cancelled
         if isinstance(answer, StoreError):
             raise self.left_to_keeper(attempt, ending, answer)
         return answer

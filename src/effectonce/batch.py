@@ -199,7 +199,12 @@ class _Piece:
         if not endings:
             return
         store, sent = self.colour.store, list(endings.values())
-        answered, cancelled = await insist(self.colour, lambda: store.complete_many(sent))
+        try:
+            answered, cancelled = await insist(self.colour, lambda: store.complete_many(sent))
+        except UsageError:  # one answer that the store can't take must not cost the others theirs
+            for index in endings:
+                await self._record_alone(index, ran[index])
+            return
         self.interrupted = self.interrupted or cancelled
         each: Sequence[Ending | StoreError] = (
             [answered] * len(sent) if isinstance(answered, StoreError) else answered

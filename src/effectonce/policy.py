@@ -69,7 +69,8 @@ class Policy:
     late          a message older than ``keep`` that the store doesn't know: "reject", "process" or "dead_letter"
     dead_letter   called with the key and the reason, for late messages and used-up attempts
     store_result  False remembers that it happened but not what it returned; repeats then return None
-    max_result    a larger encoded result is not stored; repeats then raise ResultUnavailable
+    max_result    a larger encoded result is not stored; repeats then raise ResultUnavailable. Of a larger error that is
+                  remembered, the beginning of its message is
     local_cache   how many finished keys this process answers without asking the store; 0 is none
     fallback      while the store is away: "closed" refuses; "cached_response" answers duplicates that this process has
                   seen, and refuses the rest; "open" runs them too, unprotected

@@ -16,6 +16,7 @@ from tests.integration.sqlite_helpers import Caller
 
 from effectonce import Message, Outcome, Receiver
 from effectonce._records import Claim, Completion, Decision, Ending, Record, Renewal
+from effectonce.errors import UsageError
 from effectonce.hooks import Event
 from effectonce.stores.memory import MemoryStore
 
@@ -158,6 +159,16 @@ class Told(list[Event]):
 
 
 # Stores
+
+
+class NarrowStore(MemoryStore):
+    """A store that has no room for answers of more than four thousand bytes."""
+
+    async def complete(self, completion: Completion) -> Ending:
+        if completion.result is not None and len(completion.result) > 4000:
+            raise UsageError("no room for it")
+        return await super().complete(completion)
+
 
 Disturbance = Callable[[], Any]
 

@@ -15,6 +15,7 @@ from tests.unit.receiving import (
     Colour,
     Counted,
     Crash,
+    NarrowStore,
     StagedStore,
     Told,
     by_hand,
@@ -215,6 +216,16 @@ def test_a_result_without_a_stored_form_spoils_nothing(receiver: Receiver, colou
     assert [outcome.value for outcome in outcomes] == ["a", thing, "c"]
     again = colour.batch(receiver, THREE, must_not_run)
     assert [type(outcome.error) for outcome in again] == [type(None), ResultUnavailable, type(None)]
+
+
+def test_an_answer_that_the_store_cant_take_spoils_no_other(clock: ManualClock, colour: Colour) -> None:
+    """It happened all the same: its caller has the result, a repeat hears that it was not stored."""
+    receiver = by_hand(Receiver(NarrowStore(clock=clock), monotonic=clock))
+    outcomes = colour.batch(receiver, THREE, lambda message: message.id * (5000 if message.id == "b" else 1))
+    assert [outcome.value for outcome in outcomes] == ["a", "b" * 5000, "c"]
+    again = colour.batch(receiver, THREE, must_not_run)
+    assert [outcome.value for outcome in again] == ["a", None, "c"]
+    assert isinstance(again[1].error, ResultUnavailable)
 
 
 def test_duplicates_share_a_failure(receiver: Receiver, colour: Colour) -> None:

@@ -17,6 +17,7 @@ from tests.unit.receiving import (
     Colour,
     Counted,
     Crash,
+    NarrowStore,
     StagedStore,
     Told,
     by_hand,
@@ -765,6 +766,27 @@ def test_at_most_once_waits_for_a_word(doubtful: str, receiver: Receiver, colour
     for policy in (ONCE, Policy()):
         with pytest.raises(InDoubt):
             colour.process(receiver, EVENT, must_not_run, policy=policy)
+
+
+def test_a_result_that_the_store_cant_take_is_recorded_without_it(colour: Colour, clock: ManualClock) -> None:
+    """The caller has it, and nothing runs again: a repeat hears why there is no result."""
+    receiver = by_hand(Receiver(NarrowStore(clock=clock), clock=clock, monotonic=clock))
+    assert colour.process(receiver, EVENT, Counted("x" * 5000)).value == "x" * 5000
+    clock.advance(LONG * 10)
+    with pytest.raises(ResultUnavailable, match="no room for it"):
+        colour.process(receiver, EVENT, must_not_run)
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_a_remembered_error_may_be_too_long(colour: Colour, clock: ManualClock, is_narrow: bool) -> None:
+    """Whoever met it has it whole; what is remembered is its type and the beginning of its message."""
+    store, size = (NarrowStore(clock=clock), 5000) if is_narrow else (MemoryStore(clock=clock), 1 << 20)
+    receiver = by_hand(Receiver(store, clock=clock, monotonic=clock, policy=Policy(remember=ValueError)))
+    with pytest.raises(ValueError, match="x") as met:
+        colour.process(receiver, EVENT, Counted(ValueError("x" * size)))
+    with pytest.raises(ValueError, match="shortened") as remembered:
+        colour.process(receiver, EVENT, must_not_run)
+    assert [len(str(error.value)) for error in (met, remembered)] == [size, len("x" * 1000 + "… (shortened)")]
 
 
 def test_a_store_that_is_slower_than_the_lease_is_not_asked_for_ever(

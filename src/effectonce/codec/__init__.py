@@ -29,7 +29,7 @@ Where to look::
 
 from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
-from ._errors import decode_error, encode_error
+from ._errors import decode_error, encode_error, shorter_error
 from ._json import parse
 from ._modules import module_of
 from ._values import Form, decode, encode, prepare, unpack
@@ -46,5 +46,6 @@ __all__ = [
     "module_of",
     "parse",
     "prepare",
+    "shorter_error",
     "unpack",
 ]

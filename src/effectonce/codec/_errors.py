@@ -10,11 +10,13 @@ from ._hints import ANY
 from ._kinds import qualified
 from ._values import STORED, decode
 
+LONGEST_MESSAGE = 1000
 
-def encode_error(error: BaseException) -> bytes:
+
+def encode_error(error: BaseException, most: int = 1 << 20) -> bytes:
     """The bytes of an exception: its class's name, message, arguments and attributes.
 
-    An argument or attribute that can't be encoded is kept as its text.
+    An argument or attribute that can't be encoded is kept as its text. More than ``most`` bytes are shortened.
     """
     reduced: Any = _builtin_base(type(error)).__reduce__(error)
     _, make, *state = reduced
@@ -25,7 +27,19 @@ def encode_error(error: BaseException) -> bytes:
         "args": [_or_text(item) for item in error.args],
         "state": {name: _or_text(item) for name, item in (state[0] if state else {}).items()},
     }
-    return STORED.writer.write(stored)
+    written = STORED.writer.write(stored)
+    return written if len(written) <= most else shorter_error(written)
+
+
+def shorter_error(data: bytes) -> bytes:
+    """The same error with nothing but the beginning of its message."""
+    stored = decode(data)
+    message = stored["message"]
+    if len(message) > LONGEST_MESSAGE:
+        message = f"{message[:LONGEST_MESSAGE]}… (shortened)"
+    return STORED.writer.write(
+        {"type": stored["type"], "message": message, "make": [message], "args": [message], "state": {}}
+    )
 
 
 def decode_error(data: bytes, known: tuple[type[BaseException], ...]) -> BaseException:
