@@ -46,7 +46,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -54,6 +53,7 @@ from .. import keys
 from ..errors import StoreError, UsageError
 from ._exchange import Problem, key_of, quoted
 from ._journal import Entry, Journal
+from ._lazy import loading
 from ._retrying import Answer, Moment, Rules, is_redirect, is_replay
 
 __all__ = [
@@ -82,17 +82,14 @@ if TYPE_CHECKING:
     from ._httpx import AsyncIdempotencyTransport, IdempotencyTransport
     from ._requests import IdempotencyAdapter
 else:
-    PLACES = {
-        "AsyncIdempotencyTransport": "_httpx",
-        "IdempotencyAdapter": "_requests",
-        "IdempotencyTransport": "_httpx",
-    }
-
-    def __getattr__(name: str) -> Any:
-        """Load httpx or requests when a class for it is asked for."""
-        if name not in PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".{PLACES[name]}", __package__), name)
+    __getattr__ = loading(
+        __name__,
+        {
+            "AsyncIdempotencyTransport": "_httpx",
+            "IdempotencyAdapter": "_requests",
+            "IdempotencyTransport": "_httpx",
+        },
+    )
 
 
 class Delivery(NamedTuple):

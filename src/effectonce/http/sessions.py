@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .._blocking import run
@@ -28,6 +27,7 @@ from . import asgi, wsgi
 from ._asgi_body import Gone, Receive, begin, check_size, close, declared_length, take_in
 from ._boundary import checked_scope, claimed_here
 from ._exchange import PUBLIC, Problem
+from ._lazy import loading
 from ._rules import Headers, Route, Rules, RuleWords, Scope
 from ._sessions import CLIENT_HEADER, DEFAULT_PATH, SessionExchange, SessionPath, opened_from, request_in
 
@@ -45,17 +45,14 @@ if TYPE_CHECKING:
     from ._session_httpx import AsyncSessionTransport, SessionTransport
     from ._session_requests import SessionAdapter
 else:
-    PLACES = {
-        "AsyncSessionTransport": "_session_httpx",
-        "SessionAdapter": "_session_requests",
-        "SessionTransport": "_session_httpx",
-    }
-
-    def __getattr__(name: str) -> Any:
-        """Load httpx or requests when a class for it is asked for."""
-        if name not in PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".{PLACES[name]}", __package__), name)
+    __getattr__ = loading(
+        __name__,
+        {
+            "AsyncSessionTransport": "_session_httpx",
+            "SessionAdapter": "_session_requests",
+            "SessionTransport": "_session_httpx",
+        },
+    )
 
 
 class SessionMiddleware(asgi.IdempotencyMiddleware):
