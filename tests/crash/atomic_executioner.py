@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +13,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.crash.talking import ForkServer
 from tests.integration.transaction_drivers import Place
 
-ROOT = Path(__file__).parents[2]
 ENGINES = ["sqlite", "postgresql", "mysql"]
 FINAL = {2, 3}
 """States of a record that has its answer."""
@@ -33,16 +30,7 @@ class Executioner:
 
     def __init__(self, place: Place, folder: Path) -> None:
         self.place, self.folder, self.numbers = place, folder, count(1)
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from tests.crash.{self.victims} import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        self.server = ForkServer(self.victims)
 
     def new_name(self) -> str:
         """What the next victim's keys begin with."""
@@ -54,11 +42,7 @@ class Executioner:
         journal = self.folder / name
         place = (self.place.dialect, self.place.url, self.place.name)
         order = {"by": by, "at": at, "pair": name, "journal": str(journal), "place": place, "fault": fault}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        assert not answer["failed"], f"{order} failed instead of dying; its traceback is on stderr"
+        answer = self.server.order(**order)
         told = journal.read_text().splitlines() if journal.exists() else []
         try:
             self.examine(name, dict(line.split() for line in told))
@@ -80,11 +64,7 @@ class Executioner:
 
     def close(self) -> None:
         """Let the process end, which has no more victims."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self.server.close()
 
 
 @contextmanager

@@ -1,29 +1,19 @@
 """Victims in the middle of their transactions: transfers of money in atomic mode, killed where an order says.
 
-A process that has imported everything and opened nothing forks one victim per order. Two ways to die, both by SIGKILL:
-
-statement  before the n-th boundary of statements, those of effectonce, of the handler and COMMIT alike: before each is
-           sent, and after it is answered
-time       after n microseconds, wherever that is
-
-Reads one JSON order a line from stdin, answers each with one line. Run by ``test_atomic``.
+Points are the boundaries of statements, those of effectonce, of the handler and COMMIT alike: before each is sent, and
+after it is answered. Run by ``test_atomic``.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sqlite3
-import sys
-import time
-import traceback
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import psycopg
 import pymysql
+from tests.crash.victims import Order, Tick, fork_victims
 from tests.integration.transaction_drivers import Place
 
 from effectonce import Message, Policy, Receiver
@@ -36,18 +26,7 @@ class Declined(Exception):
     """An error that is a result: there is no money."""
 
 
-class Ticks:
-    """Counts boundaries, and dies at one of them."""
-
-    def __init__(self, at: int | None) -> None:
-        self.at, self.counted = at, count(1)
-
-    def __call__(self, *_: object) -> None:
-        if next(self.counted) == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def connect(place: Place, tick: Callable[..., None] | None = None) -> Any:
+def connect(place: Place, tick: Tick | None = None) -> Any:
     """A connection whose statements are counted, if somebody counts."""
     connection: Any
     if place.dialect == "sqlite":
@@ -59,7 +38,7 @@ def connect(place: Place, tick: Callable[..., None] | None = None) -> Any:
     return counted(connection, tick) if tick else connection
 
 
-def counted(connection: Any, tick: Callable[..., None]) -> Any:
+def counted(connection: Any, tick: Tick) -> Any:
     """The connection, with somebody who counts its statements."""
     if isinstance(connection, sqlite3.Connection):
         connection.set_trace_callback(tick)
@@ -72,7 +51,7 @@ def counted(connection: Any, tick: Callable[..., None]) -> Any:
     return connection
 
 
-def around(function: Callable[..., Any], tick: Callable[..., None]) -> Callable[..., Any]:
+def around(function: Callable[..., Any], tick: Tick) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         tick()
         result = function(*args, **kwargs)
@@ -160,7 +139,7 @@ def ids_of(pair: str) -> list[str]:
     return [each.format(pair) for each in (SINGLE, DECLINED, *BATCH)]
 
 
-def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
+def live(order: Order, tick: Tick) -> None:
     """A transfer, its repeat, one that is declined, and a batch; every answer is noted when it is given."""
     bank = Bank(Place(*order["place"]), order["fault"])
     bank.connection = connect(bank.place, tick)
@@ -176,34 +155,6 @@ def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
         note(id, answer)
 
 
-def main(live: Callable[[dict[str, Any], Callable[..., None]], None] = live) -> None:
+def main() -> None:
     """Carry out orders until there are none."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        heard, told = os.pipe()
-        began = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            ticks = Ticks(order["at"] if order["by"] == "statement" else None)
-            try:
-                live(order, ticks)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os.write(told, str(next(ticks.counted) - 1).encode())
-            os._exit(0)
-        os.close(told)
-        if order["by"] == "time":
-            time.sleep(order["at"] / 1e6)
-            os.kill(pid, signal.SIGKILL)
-        with os.fdopen(heard) as pipe:
-            reached = int(pipe.read() or 0)
-        status = os.waitpid(pid, 0)[1]
-        answer = {
-            "killed": os.WIFSIGNALED(status),
-            "count": reached,
-            "seconds": time.monotonic() - began,
-            "failed": os.WIFEXITED(status) and status != 0,
-        }
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    fork_victims(live)

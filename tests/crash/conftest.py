@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,12 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.crash.examiner import Examiner
+from tests.crash.talking import ForkServer
 from tests.crash.workloads import EXPIRED, SETTLED, START, WORKLOADS, World, furnish, key_of
 
 from effectonce import Receiver, Record
 from effectonce.stores.sqlite import SQLiteStore
 
-ROOT = Path(__file__).parents[2]
 FILES = ("effects.db", "sink.db")
 tally_key = pytest.StashKey[Counter[str]]()
 
@@ -50,17 +47,8 @@ class Executioner:
         with Receiver(SQLiteStore(self.base / "effects.db")) as receiver:
             found = {id: receiver.get(key_of(id)) for id in (*SETTLED, *EXPIRED)}
         self.furnished: dict[str, Record] = {id: record for id, record in found.items() if record is not None}
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.crash.forkserver"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self.can_trace: bool = self.read()["ptrace"]
+        self.server = ForkServer("forkserver", "-W", "error")
+        self.can_trace: bool = self.server.read()["ptrace"]
         self.lengths: dict[Kill, int] = {}
 
     def length(self, kill: Kill) -> int:
@@ -104,23 +92,10 @@ class Executioner:
                     neighbour.close()
 
     def order(self, kill: Kill, directory: Path) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({**kill._asdict(), "directory": str(directory)}) + "\n")
-        answer = self.read()
-        assert not answer.get("exit"), f"{kill} failed instead of dying; its traceback is on stderr"
-        return answer
-
-    def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
+        return self.server.order(**kill._asdict(), directory=str(directory))
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self.server.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ syscall  at the n-th stop of the main thread at the entry to or the exit from a 
          these a process changes no file, the memory-mapped WAL index apart. Linux only.
 time     after n microseconds.
 
-Reads one JSON order a line from stdin, answers each with one line. Run with ``python -m tests.crash.forkserver``.
+Reads one JSON order a line from stdin, answers each with one line.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def say(words: dict[str, Any]) -> None:
 
 def verdict(status: int, reached: int) -> dict[str, Any]:
     """What became of a victim. One that ended in any way but these has a bug to show."""
-    if os.WIFSIGNALED(status):
-        return {"killed": os.WTERMSIG(status) == signal.SIGKILL, "count": reached}
-    return {"killed": False, "count": reached, "exit": os.WEXITSTATUS(status)}
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return {"killed": killed, "count": reached, "failed": os.WIFEXITED(status) and status != 0}
 
 
 # Ways to die
@@ -149,7 +148,3 @@ def live(order: Order, begin: Callable[[], object]) -> None:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.crash import atomic_victims
 from tests.crash.atomic_victims import connect, counted
+from tests.crash.victims import Order, Tick, fork_victims
 from tests.integration.transaction_drivers import Place
 
 from effectonce import Message, Receiver
@@ -71,7 +70,7 @@ class Shop:
         with self.broker.open("ab", buffering=0) as file:
             file.write(f"{line}\n".encode())
 
-    def relay(self, tick: Callable[..., None] | None = None) -> None:
+    def relay(self, tick: Tick | None = None) -> None:
         """Publish what is there."""
 
         def publish(event: Event) -> None:
@@ -103,7 +102,7 @@ class Shop:
         self.connection.commit()
 
 
-def count_statements(relay: Relay, tick: Callable[..., None]) -> None:
+def count_statements(relay: Relay, tick: Tick) -> None:
     """Have the statements of a relay counted, too."""
     database: Any = relay._database
     if hasattr(database, "connected"):
@@ -129,7 +128,7 @@ def prepare(place: Place) -> None:
     assert main(["migrate", "--outbox", "--table", f"outbox_{place.name}", place.url]) == 0
 
 
-def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
+def live(order: Order, tick: Tick) -> None:
     """An order, two in one transaction, the relay, and the consumer; answers are noted when they are given."""
     journal = Path(order["journal"])
     shop = Shop(Place(*order["place"]), journal.parent / "broker", order["fault"])
@@ -146,4 +145,4 @@ def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
 
 def main() -> None:
     """Carry out orders until there are none."""
-    atomic_victims.main(live)
+    fork_victims(live)

@@ -1,39 +1,32 @@
 """Victims of the sagas' crash tests: processes that run a saga, or a sweeper, and are killed at a point of their own.
 
-A fork server, like ``forkserver``: it has imported everything and opened nothing. A point is every moment before and
-after a command to the store, and before and after every effect; a victim counts them and kills itself at one of them,
-or is killed by the clock. Run with ``python -m tests.crash.saga_victims``: reads one JSON order a line, answers each.
+A point is every moment before and after a command to the store, and before and after every effect. Run by
+``test_sagas``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import sqlite3
-import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
+
+from tests.crash.sink import SinkFile
+from tests.crash.victims import Order, Tick, count_commands, fork_victims
 
 from effectonce import NotApplied, Policy, Receiver, current
 from effectonce.errors import Compensated, LeaseLost
 from effectonce.saga import Saga, pivot, step, together
 from effectonce.sweeper import Sweeper
 
-Order = dict[str, Any]
 LEASE = 1.5
 QUICK = ("1ms", "2ms")
 STEPS = ("reserve", "charge", "label", "ship", "mail")
 SCENARIOS = ("completes", "refused", "shaky", "torn")
 """All goes well; the pivot says no; steps and compensations fail at first; a step happens, and then says it can't."""
 SCHEMA = """
+PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, saga TEXT, name TEXT, fence INTEGER);
 CREATE TABLE IF NOT EXISTS closed (saga TEXT, name TEXT, PRIMARY KEY (saga, name));
 CREATE TABLE IF NOT EXISTS tries (saga TEXT, name TEXT, number INTEGER, PRIMARY KEY (saga, name));
@@ -48,15 +41,11 @@ class Stale(Exception):
     """Behind a closed door, or with an old fence."""
 
 
-class Sink:
+class Sink(SinkFile):
     """The outside world: happens once for each derived key, checks fences, and has a barrier for every step."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = OFF")
-        self._connection.executescript(SCHEMA)
+        super().__init__(path, SCHEMA)
 
     def tried(self, saga: str, name: str) -> int:
         """How often something has been tried, this time included."""
@@ -100,18 +89,14 @@ class Sink:
             found.setdefault(saga, []).append(name)
         return found
 
-    def close(self) -> None:
-        self._connection.close()
-
 
 class Process:
     """What every process has: a receiver on the shared store, the saga, a sweeper, and the sink."""
 
-    def __init__(self, store: str, sink: Path, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: str, sink: Path, tick: Tick = lambda: None) -> None:
         self._tick, self.sink = tick, Sink(sink)
         self.receiver = Receiver(store, policy=Policy(lease=LEASE, busy="reject"), breaker=None)
-        for colour in (self.receiver.blocking, self.receiver.asyncio):
-            colour.store = _Ticking(colour.store, tick)  # type: ignore[assignment]
+        count_commands(self.receiver, tick)
         group = together(self._step("charge"), self._step("label"))
         self.saga = Saga(
             self.receiver,
@@ -162,77 +147,16 @@ class Process:
         self.sink.close()
 
 
-class _Ticking:
-    """A store whose commands are points."""
-
-    def __init__(self, store: Any, tick: Callable[[], None]) -> None:
-        self._store, self._tick = store, tick
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._store, name)
-        if name not in ("claim", "renew", "complete"):
-            return verb
-
-        async def ticking(command: Any) -> Any:
-            self._tick()
-            answer = await verb(command)
-            self._tick()
-            return answer
-
-        return ticking
-
-
-# The fork server
+def live(order: Order, tick: Tick) -> None:
+    """Run one saga, or look once for what others have left behind."""
+    process = Process(order["store"], Path(order["sink"]), tick)
+    if order["id"] is None:
+        process.sweeper.run_once()
+    else:
+        with suppress(LeaseLost):  # a machine that is busy may pause a victim for longer than its lease
+            process.run(order["id"], order["awaits"])
 
 
 def main() -> None:
     """Carry out orders until there are none."""
-    for line in sys.stdin:
-        print(json.dumps(execute(json.loads(line))), flush=True)
-
-
-def execute(order: Order) -> Order:
-    """Fork a victim and see it die."""
-    heard, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(heard)
-        live(order, told)
-    os.close(told)
-    if order.get("after") is not None:
-        time.sleep(order["after"])
-        os.kill(pid, signal.SIGKILL)
-    with os.fdopen(heard) as pipe:
-        reached = int(pipe.read() or 0)
-    _, status = os.waitpid(pid, 0)
-    return {
-        "killed": os.WIFSIGNALED(status),
-        "points": reached,
-        "failed": os.WIFEXITED(status) and status != 0,
-    }
-
-
-def live(order: Order, told: int) -> None:
-    """A victim's life."""
-    points = count(1)
-
-    def tick() -> None:
-        if next(points) == order.get("at"):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        process = Process(order["store"], Path(order["sink"]), tick)
-        if order["id"] is None:
-            process.sweeper.run_once()
-        else:
-            with suppress(LeaseLost):  # a machine that is busy may pause a victim for longer than its lease
-                process.run(order["id"], order["awaits"])
-        os.write(told, str(next(points) - 1).encode())
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    fork_victims(live)

@@ -1,4 +1,4 @@
-"""The outside world: a sink in a SQLite file of its own that checks fences and dedupes on the derived key."""
+"""The outside world: sinks in a SQLite file of their own. This one checks fences and dedupes on the derived key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ class Stale(Exception):
     """A fence older than one the sink has seen: the caller was overtaken."""
 
 
-class Sink:
+class SinkFile:
+    """What every sink has: a file that all processes write to, and a lock between threads."""
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.executescript(schema)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Sink(SinkFile):
     """Accepts an effect once. A repeat with a fence as new is told the first effect; an older fence is refused."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute(SCHEMA)
+        super().__init__(path, SCHEMA)
 
     def apply(self, key: str, fence: int, effect: str) -> str:
         """Make the effect happen, unless it has; what happened is the answer."""
@@ -55,6 +65,3 @@ class Sink:
     def check(self) -> str:
         """SQLite's own opinion of the file."""
         return str(self._connection.execute("PRAGMA integrity_check").fetchone()[0])
-
-    def close(self) -> None:
-        self._connection.close()

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.crash.atomic_victims import main as fork_victims
-from tests.crash.saga_victims import _Ticking
+from tests.crash.sink import SinkFile
+from tests.crash.victims import Order, Tick, count_commands, fork_victims
 
 from effectonce import Message, Policy, Receiver, current
 from effectonce.steps import Journal
@@ -27,6 +25,7 @@ LEASE = 1.5
 FIRST, BOTH, LAST = ("reserve", "charge"), ("label", "ship"), "mail"
 STEPS = (*FIRST, *BOTH, LAST)
 SCHEMA = """
+PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, id TEXT, step TEXT);
 CREATE TABLE IF NOT EXISTS tries (id TEXT, step TEXT);
 """
@@ -36,15 +35,11 @@ class Stumbled(Exception):
     """The handler's own word that it failed."""
 
 
-class Sink:
+class Sink(SinkFile):
     """The outside world: does what it is asked once for each derived key, and counts how often it was asked."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = OFF")
-        self._connection.executescript(SCHEMA)
+        super().__init__(path, SCHEMA)
 
     def apply(self, id: str, step: str) -> str:
         """Make an effect happen, unless it has."""
@@ -67,9 +62,6 @@ class Sink:
         """What was asked for, as often as it was."""
         return self.ask("SELECT step FROM tries WHERE id = ?", id)
 
-    def close(self) -> None:
-        self._connection.close()
-
 
 class Worker:
     """A process with a receiver on the shared store."""
@@ -78,13 +70,12 @@ class Worker:
         self,
         store: str,
         sink: Path,
-        tick: Callable[[], None] = lambda: None,
+        tick: Tick = lambda: None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.sink, self._tick, self._note = Sink(sink), tick, note
         self.receiver = Receiver(store, policy=Policy(lease=LEASE, busy="reject"), breaker=None)
-        for colour in (self.receiver.blocking, self.receiver.asyncio):
-            colour.store = _Ticking(colour.store, tick)  # type: ignore[assignment]
+        count_commands(self.receiver, tick)
 
     def effect(self, id: str, step: str) -> str:
         self._tick()
@@ -135,7 +126,7 @@ class Worker:
         self.sink.close()
 
 
-def live(order: dict[str, Any], tick: Callable[..., None]) -> None:
+def live(order: Order, tick: Tick) -> None:
     """Process a message twice: the first attempt fails, the second goes on."""
     _, url, sink = order["place"]
     notes = os.open(order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

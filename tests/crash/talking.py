@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class ForkServer:
-    """``python -m module``, which reads one order a line, in JSON, and answers each with a line."""
+    """A process of a module's ``main``, which reads one order a line, in JSON, and answers each with a line."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *options: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, *options, "-c", f"from tests.crash.{module} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -32,8 +32,13 @@ class ForkServer:
     def order(self, **order: Any) -> dict[str, Any]:
         """Have a victim live and die."""
         self._orders.write(json.dumps(order) + "\n")
-        answer: dict[str, Any] = json.loads(self._answers.readline())
+        answer = self.read()
         assert not answer["failed"], f"{order} failed instead of dying; its traceback is on stderr"
+        return answer
+
+    def read(self) -> dict[str, Any]:
+        """The next line."""
+        answer: dict[str, Any] = json.loads(self._answers.readline())
         return answer
 
     def close(self) -> None:

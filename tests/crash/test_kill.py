@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.crash.conftest import ROOT, Executioner, Kill
+from tests.crash.conftest import Executioner, Kill
+from tests.crash.talking import ROOT
 from tests.crash.workloads import WORKLOADS
 
 STEPS, SYSCALLS = 14, 20

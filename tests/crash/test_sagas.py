@@ -34,7 +34,7 @@ SWEEPERS = 60 if SOAK else 4
 
 @pytest.fixture(scope="module")
 def executioner() -> Iterator[ForkServer]:
-    executioner = ForkServer("tests.crash.saga_victims")
+    executioner = ForkServer("saga_victims")
     yield executioner
     executioner.close()
 
@@ -63,19 +63,19 @@ def kill_all(executioner: ForkServer, place: dict[str, Any], random: Random) -> 
     """Run many sagas to their victims' deaths; their ids."""
     ids, numbers = list[str](), iter(range(10**6))
 
-    def victim(scenario: str, **how: Any) -> dict[str, Any]:
+    def victim(scenario: str, at: int | None = None, by: str = "statement") -> dict[str, Any]:
         number = next(numbers)
         ids.append(f"{scenario}-{number}")
-        return executioner.order(id=ids[-1], awaits=number % 2 == 1, **place, **how)
+        return executioner.order(id=ids[-1], awaits=number % 2 == 1, **place, by=by, at=at)
 
     for scenario in SCENARIOS:
-        length = victim(scenario)["points"]
+        length = victim(scenario)["count"]
         assert length > 20
         points = spread(length, length if SOAK else length // 2 if scenario == "torn" else POINTS)
-        killed = sum(victim(scenario, at=at)["killed"] for at in points)
+        killed = sum(victim(scenario, at)["killed"] for at in points)
         assert killed >= 0.9 * len(points)
     for _ in range(MOMENTS):
-        victim(random.choice(SCENARIOS), after=random.uniform(0.0, 0.12))
+        victim(random.choice(SCENARIOS), at=random.randrange(120_000), by="time")
     return ids
 
 
@@ -120,7 +120,7 @@ def test_no_saga_is_left_half(executioner: ForkServer, place: dict[str, Any]) ->
     processes = [Process(place["store"], Path(place["sink"])) for _ in range(2)]
     try:
         for _ in range(SWEEPERS):
-            executioner.order(id=None, **place, at=random.randint(1, 60))
+            executioner.order(id=None, **place, by="statement", at=random.randint(1, 60))
         sweep_all(*processes)
         effects = processes[0].sink.effects()
         ends = Counter(judge(processes[0], id, effects.get(id, [])) for id in ids)
