@@ -15,11 +15,15 @@ from effectonce import Message, Policy, Receiver, State, StoreUnavailable, curre
 from effectonce.errors import ColourMismatch, UsageError
 from effectonce.messaging._consumer import Consumer
 from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
-from effectonce.testing.clocks import wait_until
+from effectonce.testing.clocks import ManualClock, wait_until
 
 
 class Away(Exception):
     """The broker can't be reached."""
+
+
+class Refused(Away):
+    """The broker does not let us in."""
 
 
 class ListBroker:
@@ -28,6 +32,7 @@ class ListBroker:
     away: tuple[type[Exception], ...] = (Away,)
 
     group = ""
+    is_let_in = True
 
     def __init__(self, *batches: list[Delivery], awaits: bool = False, deadline: float | None = None) -> None:
         self.batches, self.awaits, self.deadline = list(batches), awaits, deadline
@@ -35,6 +40,9 @@ class ListBroker:
         self.calls: list[str] = []
         self.extended: list[Delivery] = []
         self.on_fetch: Callable[[], None] = lambda: None
+
+    def refuses(self, error: Exception) -> bool:
+        return isinstance(error, Refused)
 
     async def open(self) -> None:
         self.calls.append("open")
@@ -347,6 +355,78 @@ def test_a_broker_that_is_away_is_opened_again(awaits: bool) -> None:
     assert broker.calls == ["open", "open", "open", "close"]
 
 
+def refused_by(broker: ListBroker, *, settling: bool = False, others: int = 0, well: int = 0) -> str:
+    """Consume from a broker that refuses; what the consumer ends with.
+
+    ``well`` fetches go well before, and ``others`` meet trouble of another kind.
+    """
+    errors: list[Exception] = [Away("no route")] * others + [Refused("no such user")] * 30
+    clock, heard, left = ManualClock(), list[float](), [None] * well
+
+    def refuse() -> None:
+        if left:
+            left.pop()
+            return
+        heard.append(clock())
+        raise errors.pop(0)
+
+    async def refuse_settling(_: Any) -> None:
+        broker.batches.insert(0, [of("a")])  # it comes again
+        refuse()
+
+    patched: Any = broker
+    if settling:
+        patched.settle = refuse_settling
+    else:
+        patched.on_fetch = refuse
+    with Receiver("memory://", monotonic=clock) as receiver:
+        consumer: Any = Consumer(broker, receiver, {})
+
+        async def rest(*_: Any) -> None:
+            clock.advance(10.0)
+            if len(heard) >= 20:
+                consumer.stop()
+
+        consumer._rest = rest
+        try:
+            consumer.run(lambda _: None)
+        except UsageError as error:
+            assert isinstance(error.__cause__, Refused)
+            return f"after {heard[-1] - heard[0]:.0f} s: {error}"
+    return "never"
+
+
+@pytest.mark.parametrize("settling", [False, True], ids=["fetching", "settling"])
+def test_a_broker_that_refuses_for_good_ends_the_consumer(settling: bool) -> None:
+    """With what it said and where to look; not at once, because a refusal may pass, too."""
+    broker = ListBroker([of("a")])
+    told = refused_by(broker, settling=settling)
+    assert told.startswith("after 30 s: The broker does not")
+    assert "Refused: no such user" in told
+    assert ("acknowledgement" in told) is settling
+    assert broker.calls[-1] == "close"
+
+
+def test_other_trouble_makes_a_refusal_less_certain() -> None:
+    """A server that comes and goes may not know its users yet: it is given its time anew."""
+    assert refused_by(ListBroker(), others=5).startswith("after 80 s")
+
+
+@pytest.mark.parametrize("settling", [False, True], ids=["fetching", "settling"])
+def test_what_has_worked_before_is_tried_for_ever(settling: bool) -> None:
+    """Then this consumer was let in, and will be again, also if there was nothing for it."""
+    assert refused_by(ListBroker([of("a")]), settling=settling, well=1) == "never"
+    if not settling:
+        assert refused_by(ListBroker(), well=1) == "never"
+
+
+def test_nothing_is_no_proof_where_it_may_mean_anything() -> None:
+    """Who waits for partitions of a topic has not been let in."""
+    broker = ListBroker()
+    broker.is_let_in = False
+    assert refused_by(broker, well=3).startswith("after 30 s")
+
+
 def test_a_consumer_rests_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not carry the whole queue back and forth meanwhile."""
     store = StagedStore()
@@ -354,7 +434,7 @@ def test_a_consumer_rests_while_the_store_is_away(monkeypatch: pytest.MonkeyPatc
     rests: list[float] = []
     with Receiver(store) as receiver:
         broker = ListBroker([of("one")])
-        consumer = Consumer(broker, receiver, {})
+        consumer: Any = Consumer(broker, receiver, {})
 
         async def rest(colour: Any, pause: float) -> None:
             rests.append(pause)

@@ -10,14 +10,19 @@ from contextlib import suppress
 from typing import Any
 
 from aio_pika import DeliveryMode, Message
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+from aio_pika.abc import (
+    AbstractChannel,
+    AbstractConnection,
+    AbstractIncomingMessage,
+    AbstractRobustConnection,
+)
 from aio_pika.exceptions import (
     AMQPError,
     ChannelInvalidStateError,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
-from aiormq.exceptions import InvalidFrameError
+from aiormq.exceptions import ChannelAccessRefused, InvalidFrameError
 
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of
@@ -33,6 +38,7 @@ class AioPika:
     away: tuple[type[Exception], ...] = (AMQPError, ChannelInvalidStateError, OSError)
     group = ""
     deadline: float | None = None
+    is_let_in = True
 
     def __init__(
         self,
@@ -49,8 +55,17 @@ class AioPika:
         self._is_unreadable = False
         self._arrivals, self._held = _Arrivals(), Held()
 
+    def refuses(self, error: Exception) -> bool:
+        """What a user may not do. Who may connect at all its owner has found out."""
+        return isinstance(error, ChannelAccessRefused)
+
     async def open(self) -> None:
         await self.close()
+        if self._is_over():
+            raise UsageError(
+                "The connection is closed, and does not open again by itself. Make it with aio_pika.connect_robust(…), "
+                "and leave it open while the consumer runs."
+            )
         await self._make_dead_queue()
         if self._is_unreadable:
             await self._put_aside_unreadable()
@@ -63,6 +78,12 @@ class AioPika:
             raise UsageError(f"There is no queue {self._queue!r}. Declare it first.") from None
         self._arrivals, self._held = _Arrivals(), Held()
         await queue.consume(self._arrivals.take)
+
+    def _is_over(self) -> bool:
+        """Whether the connection was closed by its owner, or lost and is none that is made anew."""
+        connection = self._connection
+        is_robust = isinstance(connection, AbstractRobustConnection)
+        return connection.is_closed or not (is_robust or connection.connected.is_set())
 
     async def _new_channel(self) -> AbstractChannel:
         try:

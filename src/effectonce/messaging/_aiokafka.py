@@ -7,12 +7,26 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition  # type: ignore[import-untyped]
-from aiokafka.errors import CommitFailedError, KafkaError  # type: ignore[import-untyped]
+from aiokafka.errors import (  # type: ignore[import-untyped]
+    AuthenticationFailedError,
+    CommitFailedError,
+    KafkaError,
+)
 
 from ..errors import StoreUnavailable, UsageError
 from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
-from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, pieces, plan
+from ._kafka import (
+    DEFAULT_POLL_SECONDS,
+    REFUSALS,
+    Pauses,
+    Place,
+    Record,
+    code_of,
+    delivery_of,
+    pieces,
+    plan,
+)
 
 if TYPE_CHECKING:
     from ._cursor_mode import Cursors
@@ -50,6 +64,14 @@ class AioKafka:
         """Partitions whose cursors are known, and what these were."""
         self._early: dict[Any, int] = {}
         """The first offset that came of others."""
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether partitions were assigned: until then an empty poll says nothing."""
+        return bool(self._consumer.assignment())
+
+    def refuses(self, error: Exception) -> bool:
+        return code_of(error) in REFUSALS or isinstance(error, AuthenticationFailedError)
 
     async def open(self) -> None:
         self._trouble = None

@@ -17,7 +17,17 @@ from ..errors import MissingExtra, StoreUnavailable, UsageError
 from ._consumer import done
 from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
-from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, pieces, plan
+from ._kafka import (
+    DEFAULT_POLL_SECONDS,
+    REFUSALS,
+    Pauses,
+    Place,
+    Record,
+    code_of,
+    delivery_of,
+    pieces,
+    plan,
+)
 
 try:
     import confluent_kafka as kafka
@@ -86,19 +96,34 @@ class Confluent:
         self._fresh: set[Place] = set()
         self._trouble: Exception | None = None
 
+    @property
+    def is_let_in(self) -> bool:
+        """Whether partitions were assigned: until then an empty poll says nothing."""
+        return bool(self._assigned)
+
+    def refuses(self, error: Exception) -> bool:
+        return code_of(error) in REFUSALS
+
     async def open(self) -> None:
         await self.close()
         async with self._lock:
             self._forget_all()
-            self._consumer = (
-                _aio_consumer(self._configuration) if self.awaits else kafka.Consumer(self._configuration)
-            )
+            settings = self._configuration | {"error_cb": self._called(self._hear)}
+            self._consumer = _aio_consumer(settings) if self.awaits else kafka.Consumer(settings)
             take, give = self._called(self._take), self._called(self._give)
             await done(self._consumer.subscribe(self._topics, on_assign=take, on_revoke=give, on_lost=give))
 
     def _called(self, coroutine: Callable[..., Any]) -> Callable[..., Any]:
         """What the client may call back: coroutine functions, or plain ones."""
         return coroutine if self.awaits else lambda *args: run(coroutine(*args))
+
+    async def _hear(self, error: KafkaError) -> None:
+        """What a poll does not tell: that we are not let in."""
+        refusal = KafkaException(error)
+        if self.refuses(refusal) and not self._assigned:  # else it is one broker of several
+            self._trouble = self._trouble or refusal
+        if (own := self._configuration.get("error_cb")) is not None:
+            await done(own(error))
 
     async def _take(self, client: Any, partitions: list[TopicPartition]) -> None:
         places = {Place(each.topic, each.partition) for each in partitions}

@@ -46,6 +46,7 @@ from ._delivery import (
 )
 from ._judge import Judge
 from ._ordered import Claims
+from ._refusals import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -102,6 +103,15 @@ class Broker(Protocol):
     """Who consumes, where the broker has a word for it; it names the consumer of a receiver that does not say."""
     deadline: float | None
     """Seconds after which it delivers again what was neither settled nor extended; None: never."""
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether a fetch that brings nothing says that there is nothing; not before a group was joined."""
+        ...
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether an error is no passing trouble: we are not let in, or what is asked for is not there."""
+        ...
 
     async def open(self) -> None:
         """Make ready what is needed; called again after the broker was away."""
@@ -169,6 +179,7 @@ class Consumer:
         # What a crash has rolled back is new to the store when it comes again, up to a batch at a time.
         watchdog = Watchdog() if begin is None else Watchdog(threshold=2 * self._size + 20)
         self._judge = Judge(receiver, self.policy, pace, watchdog, broker.group)
+        self._refusals = Refusals(receiver.flow.monotonic)
         self._handler: Callable[..., Any] | None = None
         self._stopping, self._turn = threading.Event(), threading.Lock()
         self._under_way: list[tuple[str, Delivery]] = []
@@ -246,6 +257,7 @@ class Consumer:
         pause = FIRST_PAUSE
         try:
             while not self._stopping.is_set():
+                self._refusals.stage = "fetch"
                 try:
                     await self._broker.open()
                     async with self._beating(colour):
@@ -253,7 +265,7 @@ class Consumer:
                             await self._round(colour, handler)
                             pause = FIRST_PAUSE
                 except self._broker.away as error:
-                    log.warning("the broker can't be reached: %s: %s", type(error).__name__, error)
+                    self._refusals.hear(error, refused=self._broker.refuses(error))
                     await self._rest(colour, pause)
                     pause = min(pause * 2, LONGEST_PAUSE)
         finally:
@@ -269,13 +281,18 @@ class Consumer:
             await self._broker.close()
 
     async def _round(self, colour: Colour, handler: Callable[..., Any]) -> int:
+        self._refusals.stage = "fetch"
         deliveries = await self._broker.fetch(self._size)
+        if deliveries or self._broker.is_let_in:
+            self._refusals.passed()
         if not deliveries:
             return 0
         outcomes = await self._handled(colour, handler, deliveries)
         settled = [(delivery, self._judge.verdict(delivery, outcome)) for delivery, outcome in outcomes]
         self._tell_of_failures(outcomes, settled)
+        self._refusals.stage = "settle"
         await self._broker.settle(settled)
+        self._refusals.passed()
         await self._handling.pass_over([each for each, verdict in settled if isinstance(verdict, DeadLetter)])
         unanswered = [v.delay for _, v in settled if isinstance(v, Nack) and v.reason == "store_error"]
         if unanswered:

@@ -19,8 +19,6 @@ from ._delivery import EXTEND_SHARE, LEAST_ROOM, DeadLetter, Delivery, candidate
 LONGEST_HOLD: Final = 60.0
 """For how long a message is held back here at most where its broker can't put it off."""
 MSG_ID: Final = "Nats-Msg-Id"
-TOO_LARGE: Final = 10
-"""Kafka's code for a record that is."""
 
 
 class Kind:
@@ -106,7 +104,7 @@ class Kafka(Kind):
             except Exception as error:
                 # One that can't be put aside would stop its partition. How much is taken is the client's, the topic's
                 # and the broker's to say.
-                if not _is_too_large(error) or largest <= LEAST_ROOM:
+                if _kafka.code_of(error) != _kafka.TOO_LARGE or largest <= LEAST_ROOM:
                     raise
                 largest = min(largest, len(record.value or b"")) // 2
 
@@ -234,12 +232,6 @@ def _record(raw: Any) -> _kafka.Record:
     sent = raw.timestamp / 1000 if raw.timestamp is not None and raw.timestamp >= 0 else None
     place = _kafka.Place(raw.topic, raw.partition)
     return _kafka.Record(place, raw.offset, raw.key, raw.value, raw.headers, sent)
-
-
-def _is_too_large(error: Exception) -> bool:
-    """Whether Kafka, or its client, does not take a record because of its size."""
-    told: Any = error.args[0] if error.args else None
-    return TOO_LARGE in (getattr(error, "errno", None), told.code() if hasattr(told, "code") else None)
 
 
 def _text(value: Any) -> str:

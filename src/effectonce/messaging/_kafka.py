@@ -23,6 +23,10 @@ AROUND_HEADER: Final = 10
 """And a header: the lengths of its name and its value."""
 ANY_SIZE: Final = 1 << 31
 """More than a record can have."""
+TOO_LARGE: Final = 10
+REFUSALS: Final = frozenset({17, 24, 29, 30, 31, 33, 53, 58, -169})
+"""Kafka's codes, and librdkafka's own, for names that can't be, for what a user may not do and for who is not known.
+That there is no such topic is not among them: it may be on its way."""
 
 
 class Place(NamedTuple):
@@ -64,6 +68,15 @@ class Output(NamedTuple):
         parts = [self.value, self.key, *self.headers, *self.headers.values()]
         sizes = [len(each.encode() if isinstance(each, str) else each) for each in parts if each]
         return AROUND + sum(sizes)
+
+
+def code_of(error: Exception) -> int | None:
+    """Kafka's own code for an error, of either client."""
+    if isinstance(error, OSError):  # whose numbers are the system's
+        return None
+    told: Any = error.args[0] if error.args else None
+    found = told.code() if hasattr(told, "code") else getattr(error, "errno", None)
+    return found if isinstance(found, int) else None
 
 
 def delivery_of(record: Record, wanted: Any) -> Delivery:

@@ -10,13 +10,20 @@ from typing import Any, NamedTuple
 
 import pika  # type: ignore[import-untyped]
 from pika.connection import Parameters  # type: ignore[import-untyped]
-from pika.exceptions import AMQPError, ChannelClosedByBroker  # type: ignore[import-untyped]
+from pika.exceptions import (  # type: ignore[import-untyped]
+    AMQPError,
+    AuthenticationError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
-NOT_FOUND, PRECONDITION_FAILED = 404, 406
+ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, NOT_ALLOWED = 403, 404, 406, 530
 DEFAULT_HEARTBEAT = 60.0
 PERSISTENT = 2
 
@@ -38,6 +45,7 @@ class Pika:
 
     awaits = False
     away: tuple[type[Exception], ...] = (AMQPError, OSError)
+    is_let_in = True
     group = ""
 
     def __init__(self, parameters: Any, queue: str, dead: str, prefetch: int, wanted: Any) -> None:
@@ -54,6 +62,14 @@ class Pika:
         self._incoming: deque[Incoming] = deque()
         self._held, self._unsettled = Held(), Unsettled()
         self._lock = threading.Lock()
+
+    def refuses(self, error: Exception) -> bool:
+        """By the broker's own word: a connection that is lost during the handshake is only *probably* refused."""
+        if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
+            return ConnectionClosedByBroker.__name__ in str(error)
+        if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
+            return error.reply_code in (ACCESS_REFUSED, NOT_ALLOWED)
+        return isinstance(error, AuthenticationError)
 
     async def open(self) -> None:
         await self.close()

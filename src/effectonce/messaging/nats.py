@@ -29,7 +29,7 @@ from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, lab
 try:
     from nats.errors import Error
     from nats.js.api import AckPolicy, ConsumerConfig
-    from nats.js.errors import NotFoundError
+    from nats.js.errors import APIError, NotFoundError
 except ImportError as error:
     raise MissingExtra("JetStream needs the package nats-py: pip install effectonce[nats]") from error
 
@@ -45,6 +45,8 @@ WAIT_SECONDS = 1.0
 ACK_SECONDS = 5.0
 DEFAULT_ACK_WAIT = 30.0
 """JetStream's own."""
+REFUSALS = frozenset({10039, 10059, 10065, 10093})
+"""JetStream's codes: not for this account; no such stream; a subject of another stream; one that is not of this."""
 AROUND, ROOM_FOR_PART = 4, 128
 """Bytes of a header besides its name and value, and of what is told of a part besides."""
 
@@ -82,6 +84,7 @@ class _Stream:
     awaits = True
     away: tuple[type[Exception], ...] = (Error, OSError)
     deadline: float | None = DEFAULT_ACK_WAIT
+    is_let_in = True
     id: Any = None
     in_order = False
     cursors: Cursors | None = None
@@ -92,7 +95,16 @@ class _Stream:
         self._subscription: JetStreamContext.PullSubscription | None = None
         self._confirmed: _Confirmed | None = None
 
+    def refuses(self, error: Exception) -> bool:
+        """What JetStream says itself: a permission that is missing looks like a server that does not answer."""
+        return isinstance(error, APIError) and error.err_code in REFUSALS
+
     async def open(self) -> None:
+        if self._context._nc.is_closed:
+            raise UsageError(
+                "The connection is closed, and does not open again by itself: its owner closed it, or it has used up "
+                "its tries to reconnect. nats.connect(…, max_reconnect_attempts=-1) has no end of them."
+            )
         config = await self._durable_config()
         if config.ack_policy != AckPolicy.EXPLICIT:
             raise UsageError(

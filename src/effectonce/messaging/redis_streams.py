@@ -30,7 +30,13 @@ from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, lab
 
 try:
     import redis
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import (
+        AuthenticationError,
+        AuthorizationError,
+        NoPermissionError,
+        RedisError,
+        ResponseError,
+    )
 except ImportError as error:
     raise MissingExtra("Redis Streams need the package redis: pip install effectonce[redis]") from error
 
@@ -43,6 +49,8 @@ Fields = dict[bytes, bytes]
 LOOKS = 10
 """How often a consumer looks for entries to take over while one goes idle."""
 LONGEST_WAIT = 1.0
+REFUSALS = ("WRONGTYPE", "unknown command", "NOAUTH", "WRONGPASS")
+"""What errors say that have no class of their own."""
 
 
 class Consumer(_consumer.Consumer):
@@ -84,6 +92,7 @@ class _Streams:
     """One consumer of a group, as the loop sees it."""
 
     away: tuple[type[Exception], ...] = (RedisError,)
+    is_let_in = True
     id: Any = None
 
     def __init__(self, client: Any, stream: str, group: str, name: str, idle: float, dead: str) -> None:
@@ -96,6 +105,12 @@ class _Streams:
         self._patience = _patience(client)
         self._look_at = 0.0
         self._cursor: Any = "0-0"
+
+    def refuses(self, error: Exception) -> bool:
+        """Wrong passwords and missing permissions; a key that is no stream; a server without consumer groups."""
+        if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
+            return True
+        return isinstance(error, ResponseError) and any(sign in str(error) for sign in REFUSALS)
 
     async def open(self) -> None:
         if self._is_passing and self._process != os.getpid():  # so that those who fork have one each

@@ -31,7 +31,14 @@ from ._consumer import Options
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels
 
 try:
-    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+    from botocore.exceptions import (  # type: ignore[import-untyped]
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        NoRegionError,
+        ParamValidationError,
+        PartialCredentialsError,
+    )
 except ImportError as error:
     raise MissingExtra("SQS needs the package boto3: pip install effectonce[sqs]") from error
 
@@ -53,6 +60,23 @@ ASKED = [
 LONGEST_VISIBILITY = 43_200
 LEAST_ROOM, ROOM_FOR_PART = 262_144, 256
 """Bytes that every queue takes at once unless it is told otherwise, and what it takes to tell of a part."""
+
+REFUSALS = {
+    "AWS.SimpleQueueService.NonExistentQueue",
+    "QueueDoesNotExist",
+    "AccessDenied",
+    "AccessDeniedException",
+    "AuthFailure",
+    "InvalidAddress",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "KmsAccessDenied",
+    "KMS.AccessDeniedException",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+    "UnsupportedOperation",
+}
+"""Codes of errors that no other try mends."""
 
 log = logging.getLogger("effectonce.messaging")
 
@@ -89,6 +113,7 @@ class _Queue:
 
     awaits = False
     away: tuple[type[Exception], ...] = (BotoCoreError, ClientError)
+    is_let_in = True
     group = ""
     id: Any = None
 
@@ -100,6 +125,14 @@ class _Queue:
         self._is_fifo = self._name.endswith(".fifo")
         self._visibility, self._wait = int(visibility), int(wait)
         self.deadline: float | None = float(self._visibility)
+
+    def refuses(self, error: Exception) -> bool:
+        """Not for a token that has expired: whoever renews it may be late."""
+        if isinstance(error, ClientError):
+            return str(error.response.get("Error", {}).get("Code", "")) in REFUSALS
+        return isinstance(
+            error, NoCredentialsError | PartialCredentialsError | NoRegionError | ParamValidationError
+        )
 
     async def open(self) -> None:
         if self._dead:
