@@ -35,6 +35,8 @@ Each message says what happened, to which key, and what to do next.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EffectOnceError(Exception):
     """The root of the tree. ``key`` names the effect concerned, where there is one."""
@@ -60,6 +62,9 @@ class Unencodable(UsageError, TypeError):
     def __init__(self, path: str, type: type, why: str) -> None:
         super().__init__()
         self.path, self.type, self.why = path, type, why
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.type, self.why)
 
     def __str__(self) -> str:
         path = self.path if len(self.path) <= 120 else f"{self.path[:60]}…{self.path[-60:]}"

@@ -155,6 +155,10 @@ class _Decorated(Generic[P, R]):
         except Exception:  # an annotation that can't be resolved says nothing about the type
             return Any
 
+    def __reduce__(self) -> str:
+        """By its name, as functions are pickled: for pools of processes."""
+        return self._function.__qualname__
+
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """The key of such a call, as stores and errors name it."""
         return self._call(args, kwargs).key
@@ -242,6 +246,9 @@ class _Bound:
 
     def on(self, connection: Any) -> _Bound:
         return _Bound(self.__wrapped__.on(connection), self.__self__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Bound, (self.__wrapped__, self.__self__)
 
     @property
     def __signature__(self) -> inspect.Signature:

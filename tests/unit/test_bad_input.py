@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +16,7 @@ import pytest
 from tests.integration.sqlite_helpers import files_in
 from tests.unit.receiving import Counted, must_not_run
 
-from effectonce import EffectOnceError, Message, Policy, Receiver, keys
+from effectonce import EffectOnceError, Message, Policy, Receiver, errors, keys
 from effectonce.errors import ColourMismatch, InvalidKey, StoreError, StoreMismatch, Unencodable, UsageError
 from effectonce.stores import open_store
 from effectonce.stores._urls import shown
@@ -425,3 +426,26 @@ def test_what_is_ignored_is_a_tuple(memory: Receiver) -> None:
 def test_a_url_is_shown_without_secrets(url: str, message: str) -> None:
     """Whatever a password is made of."""
     assert shown(url) == message
+
+
+ERRORS = {
+    name: each
+    for name, each in vars(errors).items()
+    if isinstance(each, type) and issubclass(each, EffectOnceError) and each is not Unencodable
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_come_back_from_other_processes(name: str) -> None:
+    """One that could not be unpickled would break a pool of processes."""
+    error = ERRORS[name]("what happened")
+    error.key = "k"
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), "what happened", vars(error))
+
+
+def test_a_value_without_a_form_is_told_from_other_processes() -> None:
+    """Its error is made of other parts than a message."""
+    with pytest.raises(Unencodable) as refused:
+        Receiver("memory://").process(Message("e-1", {"now": object()}), must_not_run)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -835,3 +837,37 @@ def test_what_the_key_names_is_not_asked_twice() -> None:
     assert pay("s", 7, 500) == pay("s", "7", 500) == 500
     with pytest.raises(KeyReused):
         pay("s", 7, 900)
+
+
+HERE = Receiver("memory://")
+
+
+@HERE.idempotent(key="order_id")
+def ship(order_id: str) -> str:
+    return f"shipped {order_id}"
+
+
+@HERE.idempotent(key="order_id")
+async def ship_later(order_id: str) -> str:
+    return f"shipped {order_id}"
+
+
+@dataclass
+class Dock:
+    """Something that has decorated methods."""
+
+    name: str
+
+    @HERE.idempotent(key="order_id")
+    def load(self, order_id: str) -> str:
+        return f"{order_id} at {self.name}"
+
+
+def test_a_decorated_function_may_be_sent_to_a_pool_of_processes() -> None:
+    """It is pickled by its name, as any function is; a method together with its object."""
+    for function in (ship, ship_later):
+        assert pickle.loads(pickle.dumps(function)) is copy.deepcopy(function) is function
+    assert pickle.loads(pickle.dumps(Dock("east").load))("o-1") == "o-1 at east"
+    local = HERE.idempotent(key="order_id", operation="local")(lambda order_id: order_id)
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(local)
