@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from ._records import Record
 
@@ -26,4 +27,5 @@ class Cache:
             records.pop(record.key, None)
             records[record.key] = (until, record)
             while len(records) > most:
-                records.pop(next(iter(records)), None)
+                with suppress(RuntimeError, StopIteration):  # another thread was here between the two
+                    records.pop(next(iter(records)), None)

@@ -680,6 +680,25 @@ def test_the_cache_has_a_bound(caching: Receiver, staged: StagedStore, colour: C
     assert staged.calls == ["claim"]
 
 
+def test_the_cache_makes_room_beside_other_threads(caching: Receiver) -> None:
+    """One that puts something in just while the oldest is looked for is no error of somebody else's call."""
+
+    class Crowded(dict[str, Any]):
+        is_crowded = False
+
+        def __iter__(self) -> Any:
+            looking = super().__iter__()
+            if not self.is_crowded:
+                self.is_crowded = True
+                self["another thread's"] = (0.0, None)
+            return looking
+
+    caching.flow.cache._records = Crowded()
+    for number in range(4):
+        caching.process(Message(f"e-{number}"), Counted())
+    assert len(caching.flow.cache._records) == 2
+
+
 def test_the_cache_forgets_with_the_store(
     caching: Receiver, staged: StagedStore, colour: Colour, clock: ManualClock
 ) -> None:
