@@ -102,7 +102,8 @@ class Attempt:
                   committed with what it wrote
         version   raise it for a step that has come to stand at another point of the handler
         """
-        from .steps import Step, hint_of
+        from ._handlers import hint_of
+        from .steps import Step
 
         step, home = Step(self, name, hint=hint_of(function), version=version), self.flow.home
         if on is None:
@@ -142,7 +143,8 @@ class Attempt:
         **kwargs: Any,
     ) -> Any:
         """``step`` for handlers on an event loop; the function may be a coroutine function, or a plain one."""
-        from .steps import Step, hint_of
+        from ._handlers import hint_of
+        from .steps import Step
 
         step, home = Step(self, name, hint=hint_of(function), version=version), self.flow.home
         if on is None:

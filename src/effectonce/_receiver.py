@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import time
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, codec, keys
 from ._answers import Call, call_of
-from ._attempt import CURRENT, STEP_OPERATION, Attempt
+from ._attempt import CURRENT, Attempt
 from ._blocking import Blocking, run
 from ._durations import Duration, seconds
 from ._flow import Colour, Flow
 from ._fork import tell_of_forks
+from ._handlers import check_awaited, is_plain, refuse, resolved_hint
 from ._keeper import Keeper
 from ._messages import Message, Outcome
+from ._operations import CLAIM_OPERATION, Functions, message_prefix, own_name
 from ._records import Claim, Record, State, make
 from .claims import Claiming
-from .codec import module_of
-from .errors import ColourMismatch, EffectOnceError, InvalidKey, UsageError
+from .errors import EffectOnceError, InvalidKey, UsageError
 from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySource, P, decorate
 from .hooks import ASIDE, EventKind, Events, Hook, Stats, checked
 from .keys import Key, new_owner
@@ -39,8 +39,6 @@ R = TypeVar("R")
 
 DEFAULT_STORE = "sqlite:///effects.db"
 DEFAULT_BREAKER = Breaker()
-CLAIM_OPERATION, MESSAGE_OPERATION = "claim", "message"
-"""Blocks and messages have names of their own in a key, and so have steps; no function may have the same."""
 
 
 class Receiver:
@@ -86,8 +84,8 @@ class Receiver:
         self._keeper = Keeper(self.blocking.store, monotonic, self._hear)
         self.flow = Flow(self._keeper, self.events, monotonic)
         self.flow.home = self
-        self._prefix = _named(scope, "", consumer, "", "")
-        self._operations: dict[str, tuple[Any, ...]] = {}
+        self._prefix = message_prefix(scope, "", consumer, "", "")
+        self._functions = Functions()
         codec.prepare()
         tell_of_forks(self._keeper)
 
@@ -111,8 +109,8 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Run ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        if not _is_plain(handler):
-            _refuse(handler, "aprocess")
+        if not is_plain(handler):
+            refuse(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
         outcome = run(self.flow.run(self.blocking, call, handler, (message,), {}))
         return outcome if outcome.error is None else outcome.unwrap()
@@ -128,7 +126,7 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        _check_awaited(handler, "aprocess")
+        check_awaited(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
         return (await self.flow.run(self.asyncio, call, handler, (message,), {})).unwrap()
 
@@ -145,8 +143,8 @@ class Receiver:
         concurrency: int = batch.DEFAULT_CONCURRENCY,
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
-        if not _is_plain(handler):
-            _refuse(handler, "aprocess_batch")
+        if not is_plain(handler):
+            refuse(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return run(self._run_batch(self.flow, self.blocking, slots, handler, size, concurrency))
 
@@ -163,7 +161,7 @@ class Receiver:
         concurrency: int = batch.DEFAULT_CONCURRENCY,
     ) -> list[Outcome[R]]:
         """Process many messages, ``size`` to a round trip; an outcome for each, in order, nothing raised."""
-        _check_awaited(handler, "aprocess_batch")
+        check_awaited(handler, "aprocess_batch")
         slots = self._slots(messages, handler, operation, version, scope, policy)
         return await self._run_batch(self.flow, self.asyncio, slots, handler, size, concurrency)
 
@@ -219,7 +217,7 @@ class Receiver:
                 return staticmethod(decorator(function.__func__))
             if isinstance(function, classmethod):
                 return ClassFunction(decorator(function.__func__))
-            name = _own_name(operation) if operation else self._operation_of(function)
+            name = own_name(operation) if operation else self._functions.name_of(function)
             whose = self.scope if scope is None else scope
             identity = Identity(function, key, whose, name, version, (*ignore, on) if on else ignore)
             identity.check_scope(scope)
@@ -392,13 +390,13 @@ class Receiver:
         policy = self.policy if policy is None else _policy(policy)
         if source or operation or version or scope is not None:
             whose = self.scope if scope is None else scope
-            key = _named(whose, operation, self.consumer, source, version) + id_
+            key = message_prefix(whose, operation, self.consumer, source, version) + id_
         else:
             key = self._prefix + id_
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
         may_create = sent is None or policy.late == "process" or self._age(sent) <= policy.keep
         annotations = getattr(handler, "__annotations__", None)
-        hint = _resolved_hint(handler) if annotations and "return" in annotations else Any
+        hint = resolved_hint(handler) if annotations and "return" in annotations else Any
         lease, keep, once, most = policy.terms
         claim = make(Claim, (key, new_owner(), fingerprint, lease, keep, once, most, may_create))
         return make(Call, (claim, policy, hint))
@@ -428,22 +426,6 @@ class Receiver:
 
     def _age(self, sent: datetime | float) -> float:
         return self._clock() - (sent.timestamp() if isinstance(sent, datetime) else sent)
-
-    def _operation_of(self, function: Callable[..., Any]) -> str:
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is None or not hasattr(function, "__qualname__"):
-            raise UsageError(
-                f"{function!r} has no name of its own to be remembered by. Give it an operation=."
-            )
-        name = f"{module_of(function)}.{function.__qualname__}"
-        bound = (getattr(function, "__closure__", None), getattr(function, "__self__", None))
-        place = (code.co_filename, code.co_firstlineno, code if code.co_name == "<lambda>" else None, *bound)
-        if self._operations.setdefault(name, place) != place:
-            raise UsageError(
-                f"Two functions are called {name}, or one with other things bound to it, so they would share keys. "
-                "Give each an operation=, or pass what differs as an argument."
-            )
-        return name
 
     async def _find(self, colour: Colour, key: str | Key) -> Record | None:
         """The record of a key by its text, or of a block by the id that was given to ``claim``."""
@@ -494,34 +476,6 @@ class _Decorator(typing.Protocol):
     def __call__(self, function: Callable[P, R], /) -> Function[P, R]: ...
 
 
-def _named(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:
-    try:
-        return _message_prefix(scope, operation, consumer, source, version)
-    except (TypeError, AttributeError):
-        parts: dict[str, Any] = {"operation": operation, "consumer": consumer, "source": source}
-        wrong = ", ".join(
-            f"{name}={keys.shown(part)}" for name, part in parts.items() if not isinstance(part, str)
-        )
-        raise InvalidKey(
-            f"{wrong or f'scope={scope!r}, version={version!r}'}: parts of a key are text."
-        ) from None
-
-
-@lru_cache(maxsize=1024, typed=True)
-def _message_prefix(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:
-    """``message:operation:consumer:source``, each in its own place, without the empty ones at the end."""
-    parts = [part.replace("%", "%25").replace(":", "%3A") for part in (operation, consumer, source)]
-    return keys.prefix(scope, ":".join([MESSAGE_OPERATION, *parts]).rstrip(":"), version)
-
-
-@lru_cache(maxsize=1024)
-def _resolved_hint(handler: Callable[..., Any]) -> Any:
-    try:
-        return typing.get_type_hints(handler, include_extras=True).get("return", Any)
-    except Exception:  # an annotation that can't be resolved says nothing about the type
-        return Any
-
-
 def _on_a_loop() -> bool:
     from asyncio import _get_running_loop
 
@@ -534,58 +488,6 @@ def _patience(drain: Duration) -> float:
 
 def _nothing(message: Message) -> None:
     """A handler for a message that is only named."""
-
-
-GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-NOT_PLAIN = inspect.CO_COROUTINE | GENERATORS
-
-
-def _is_plain(handler: Callable[..., Any]) -> bool:
-    """Whether calling a handler runs it: not so for coroutines and generators."""
-    try:
-        return not handler.__code__.co_flags & NOT_PLAIN
-    except AttributeError:
-        if not callable(handler):
-            raise UsageError(f"{handler!r} can't be called, so it can't handle anything.") from None
-        return not any(_is_async(each) or _is_generator(each) for each in (handler, type(handler).__call__))
-
-
-def _is_async(handler: Any) -> bool:
-    return inspect.iscoroutinefunction(handler)
-
-
-def _is_generator(handler: Any) -> bool:
-    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)
-
-
-def _check_awaited(handler: Any, name: str) -> None:
-    try:
-        runs = not handler.__code__.co_flags & GENERATORS
-    except AttributeError:
-        runs = callable(handler) and not _is_generator(handler)
-    if not runs:
-        _refuse(handler, name)
-
-
-def _refuse(handler: Any, instead: str) -> None:
-    if not callable(handler):
-        raise UsageError(f"{handler!r} can't be called, so it can't handle anything.")
-    if _is_generator(handler) or _is_generator(type(handler).__call__):
-        raise UsageError(
-            f"{handler!r} is a generator: calling it runs nothing. Return a list instead of yielding."
-        )
-    raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.{instead}(...)` for it.")
-
-
-def _own_name(operation: Any) -> str:
-    name = operation if isinstance(operation, str) else ""  # any other is refused where keys are made
-    if name in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or name.startswith(
-        f"{MESSAGE_OPERATION}:"
-    ):
-        raise UsageError(
-            f"operation={operation!r} is the name of blocks, of messages or of steps. Give the function its own."
-        )
-    return cast("str", operation)
 
 
 def _policy(policy: Policy) -> Policy:

@@ -398,11 +398,3 @@ class Step:
             raise UsageError("This step has not been entered. Write `with attempt.stepping(…) as step:`.")
         if self._awaits is not awaits:
             raise ColourMismatch(f"This block has the other colour; use {instead}.", key=self.attempt.key)
-
-
-def hint_of(function: Callable[..., Any]) -> Any:
-    """What type a function says that it returns."""
-    from ._receiver import _resolved_hint
-
-    annotations = getattr(function, "__annotations__", None)
-    return _resolved_hint(function) if annotations and "return" in annotations else Any

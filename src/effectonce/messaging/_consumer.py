@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from .. import _blocking, batch
 from .._durations import Duration, seconds
+from .._handlers import check_awaited, is_plain
 from .._messages import Message, Outcome
-from .._receiver import Receiver, _check_awaited, _is_plain
+from .._receiver import Receiver
 from ..errors import ColourMismatch, UsageError
 from ..policy import Busy, Policy
 from ._atomic import Atomic, Begin, Work
@@ -406,8 +407,8 @@ class Consumer:
             instead = "await consumer.arun(...)" if self._broker.awaits else "consumer.run(...)"
             raise ColourMismatch(f"This consumer's client needs the other form: {instead}.")
         if awaits:
-            _check_awaited(chosen, "arun")
-        elif not _is_plain(chosen):
+            check_awaited(chosen, "arun")
+        elif not is_plain(chosen):
             raise ColourMismatch(
                 f"{chosen!r} is a coroutine function or a generator: calling it runs nothing here. Give a plain "
                 "function, or use the client's asyncio form."

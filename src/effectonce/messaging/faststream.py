@@ -25,8 +25,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from .._handlers import resolved_hint
 from .._messages import Outcome
-from .._receiver import _resolved_hint
 from ..errors import MissingExtra, UsageError
 from ._delivery import DONE, Ack, DeadLetter, Delivery, Intake, Nack, explained
 from ._faststream import Kind, give_back, kind_of
@@ -198,7 +198,7 @@ def _passes_on(message: Any, subscriber: Any) -> bool:
 
 def _hint(subscriber: Any) -> Any:
     """What the one handler of a subscriber returns, by its annotation. Of several, nobody knows which it will be."""
-    hints = [_resolved_hint(call.handler._original_call) for call in subscriber.calls]
+    hints = [resolved_hint(call.handler._original_call) for call in subscriber.calls]
     known = len(hints) == 1 and not (isinstance(hints[0], type) and issubclass(hints[0], Response))
     return hints[0] if known else Any
 

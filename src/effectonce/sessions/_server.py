@@ -15,9 +15,10 @@ from .._blocking import Blocking, run
 from .._durations import Duration, seconds
 from .._flow import Colour, Flow
 from .._fork import tell_of_forks
+from .._handlers import check_awaited, hint_of, is_plain, refuse
 from .._keeper import Keeper
 from .._messages import Outcome
-from .._receiver import Receiver, _check_awaited, _is_plain, _refuse, _resolved_hint
+from .._receiver import Receiver
 from .._records import make
 from ..errors import Refused, UsageError
 from ..keys import new_owner
@@ -109,8 +110,8 @@ class Sessions:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Run ``handler(request)`` once; every repeat gets the first result. Raises what gave no result."""
-        if not _is_plain(handler):
-            _refuse(handler, "aprocess")
+        if not is_plain(handler):
+            refuse(handler, "aprocess")
         call = self._call(request, handler, scope, policy)
         return run(self._run(self.receiver.blocking, call, handler, request)).unwrap()
 
@@ -123,7 +124,7 @@ class Sessions:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Await ``handler(request)`` once; every repeat gets the first result. Raises what gave no result."""
-        _check_awaited(handler, "aprocess")
+        check_awaited(handler, "aprocess")
         call = self._call(request, handler, scope, policy)
         return (await self._run(self.receiver.asyncio, call, handler, request)).unwrap()
 
@@ -182,10 +183,8 @@ class Sessions:
         if type(request) is not Request:
             raise UsageError(f"A {type(request).__name__} is not a Request of a session.")
         fingerprint = b"" if request.payload is None else keys.fingerprint(request.payload)
-        annotations = getattr(handler, "__annotations__", None)
-        hint = _resolved_hint(handler) if annotations and "return" in annotations else Any
         terms = self.receiver.policy if policy is None else sound(policy)
-        return self.call_of(request, fingerprint, terms, hint, scope)
+        return self.call_of(request, fingerprint, terms, hint_of(handler), scope)
 
     async def _open(self, store: Store, scope: str) -> Opened:
         client = secrets.token_hex(16)
