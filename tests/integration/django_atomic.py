@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 from wsgiref.util import setup_testing_defaults
@@ -13,7 +14,7 @@ import django
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.db import connection, models, transaction
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.urls import path
 
 from effectonce import Message, Policy, Receiver
@@ -160,7 +161,16 @@ def main(database: dict[str, Any], store_url: str) -> None:
         Payment.objects.create(id=request.body.decode())
         return HttpResponse("paid", status=int(request.GET.get("status", "201")))
 
-    urlpatterns[:] = [path("pay", view)]
+    def large(request: Any) -> StreamingHttpResponse:
+        def pieces() -> Iterator[bytes]:
+            yield bytes(2 << 20)
+            Payment.objects.create(id=request.body.decode())
+            if "breaks" in request.GET:
+                raise Changed
+
+        return StreamingHttpResponse(pieces())
+
+    urlpatterns[:] = [path("pay", lambda request: (large if "large" in request.GET else view)(request))]
 
     app = get_wsgi_application()
     first = post(app, "k1", b"http")
@@ -171,6 +181,11 @@ def main(database: dict[str, Any], store_url: str) -> None:
     assert Payment.objects.filter(id="http").count() == 1
     assert not Payment.objects.filter(id="undone").exists()
     assert post(app, "k1", b"other")[0].startswith("422")
+    assert post(app, "k4", b"large", "large&breaks")[0].startswith("500")
+    assert not Payment.objects.filter(id="large").exists()
+    assert post(app, "k5", b"large", "large")[1] == bytes(2 << 20)
+    assert post(app, "k5", b"large", "large")[0].startswith("409")  # it was done, and is too large to repeat
+    assert Payment.objects.filter(id="large").count() == 1
     settings.EFFECTONCE["on_server_error"] = "remember"
     app = get_wsgi_application()
     assert post(app, "k3", b"undone", "status=503")[0].startswith("503")

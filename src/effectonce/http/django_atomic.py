@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connection, transaction  # type: ignore[import-untyped]
 
 from ._boundary import Exchange
+from ._exchange import Answer, is_endless
 from .atomic import AtomicExchange
 from .django import IdempotencyMiddleware, _Covered
 
@@ -33,6 +34,12 @@ class _AtomicCovered(_Covered):
         block: Any = transaction.atomic()
         with block:
             return await super()._run(key)
+
+    async def _collect(self, response: Any) -> tuple[Answer, Any]:
+        said, rest = await super()._collect(response)
+        if rest is not None and said.body is None and not is_endless(said.headers):
+            rest = list(rest)  # what a large response does while it is made is in the transaction, too
+        return said, rest
 
     def _exchange_for(self, key: str, scope: str) -> Exchange:
         on = self._boundary.receiver.on(connection)

@@ -113,7 +113,10 @@ def _check_uncovered(request: Request) -> None:
     if request.method in SAFE:
         return
     if boundary is None:
-        raise UsageError("The boundary is missing: call install(app, receiver) without a scope first.")
+        raise UsageError(
+            "The boundary is missing: call install(app, receiver) without a scope first. An app that is mounted has "
+            f"that of the app around it, where {request.method} has to be among methods=."
+        )
     path = seen_path(request.scope)
     if boundary.rules_for(request.method, path) is not None:
         raise UsageError(
