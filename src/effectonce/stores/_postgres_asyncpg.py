@@ -90,6 +90,7 @@ class LoopWires:
     def close(self) -> None:
         """Close every connection. To be called on the loop, or when it does not run any more."""
         self._closed = True
+        self._stack.clear()  # connections hold their loop, which holds this
         for connection in list(self._all):
             self._drop(connection)
 
