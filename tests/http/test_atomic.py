@@ -50,6 +50,9 @@ class Site:
             await connection().execute(f"INSERT INTO {place.effects} VALUES ('{id}')")
             if request.query_params.get("status"):
                 raise HTTPException(int(request.query_params["status"]))
+            if request.query_params.get("deadlock") and self.begun == 1:
+                await connection().rollback()  # as MySQL does for its victim
+                raise psycopg.errors.DeadlockDetected("once")
             if request.query_params.get("raises"):
                 raise ValueError("no")
             return {"paid": id, "guarantee": current().guarantee}
@@ -153,6 +156,17 @@ def test_what_is_run_again_is_asked_as_the_first_time(place: Place) -> None:
         assert (site.begun, place.count("a")) == (2, 1)
 
     told(place, story)
+
+
+@pytest.mark.parametrize("on_server_error", ["release", "remember", "in_doubt"])
+def test_the_victim_of_a_deadlock_is_run_again(place: Place, on_server_error: str) -> None:
+    """Also where the engine has ended its transaction, savepoint and all; it is no answer, to be remembered or not."""
+
+    async def story(site: Site) -> None:
+        assert (await site.post("k", "a", "/pay?deadlock=1")).status_code == 200
+        assert (site.begun, place.count("a")) == (2, 1)
+
+    told(place, story, on_server_error=on_server_error)
 
 
 def test_an_answer_by_a_path_is_read(place: Place) -> None:

@@ -24,9 +24,10 @@ from .._answers import call_of
 from .._attempt import Attempt
 from .._blocking import run
 from .._receiver import Receiver
-from ..errors import UsageError
-from ..transactions import aretrying, retrying
-from ..transactions._flow import AtomicAttempt
+from ..errors import InProgress, UsageError
+from ..transactions import aretrying, is_retryable, retrying
+from ..transactions._flow import AtomicAttempt, ended_meanwhile
+from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._boundary import Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key
@@ -86,20 +87,25 @@ class AtomicExchange(Exchange):
 
     async def record(self, answer: Answer) -> Answer | None:
         """Record what the handler answered. What led to a 5xx is undone, also when it is remembered."""
-        if answer.status >= 500:
+        if answer.status >= 500 and self._failure(answer.status) is None:
             await self._undo()
         return await super().record(answer)
 
     async def fail(self, error: BaseException) -> Answer | None:
-        """Undo what the handler did, and record that it raised."""
-        await self._undo()
+        """Undo what the handler did, and record that it raised; unless all of it is to be run again."""
+        if isinstance(error, InProgress) or is_retryable(error):
+            await self.flow.fail(self.colour, self.call, self.attempt, error)
+            return None
         return await super().fail(error)
 
     async def _undo(self) -> None:
         attempt = cast("AtomicAttempt", self.attempt)
         if attempt.savepoint is not None:
-            await cast("Any", self.colour.store).adapter.roll_back_to(attempt.savepoint)
-            attempt.savepoint = None
+            name, attempt.savepoint = attempt.savepoint, None
+            try:
+                await cast("Any", self.colour.store).adapter.roll_back_to(name)
+            except SavepointGone as gone:
+                raise ended_meanwhile(self.call.key) from gone
 
 
 class AtomicMiddleware:
