@@ -1,22 +1,14 @@
-"""What the tests of the PostgreSQL store share."""
+"""A table on PostgreSQL, and sessions to look at it with, for the tests of the PostgreSQL store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
-from uuid import uuid4
 
 import psycopg
+from tests.integration.sql_places import SqlPlace
 
-from effectonce._records import Claim, Completion, Decision, Record, State, Verdict
-from effectonce.keys import new_owner
-from effectonce.stores import open_store
 from effectonce.stores.postgres import PostgresStore
-
-LONG = 3600.0
-ASKED = b"asked" * 3
 
 
 class Session:
@@ -41,75 +33,51 @@ class Session:
         return int(self("SELECT pg_current_wal_insert_lsn() - '0/0'")[0][0])
 
 
-class Place:
-    """A table of a test's own, and a role of its own whose connections can be counted."""
+class Place(SqlPlace[Session]):
+    """A table and a role on PostgreSQL."""
 
-    def __init__(self, url: str) -> None:
-        self.admin_url = url
-        self.table = f"it_{uuid4().hex}"
-        self.role = f"r{uuid4().hex[:16]}"
-        self.password = "p:/?#@ü'%"  # all that a URL or a statement might stumble over
-        self.database = urlsplit(url).path[1:]
-        with self.session() as session:
-            session(f"CREATE ROLE {self.role} LOGIN PASSWORD 'p:/?#@ü''%'")
-            session(f"GRANT CREATE ON SCHEMA public TO {self.role}")
-
-    def url(self, server_url: str = "", driver: str = "", **options: object) -> str:
-        """The URL of the store, of this server or one that stands before it."""
-        parts = urlsplit(server_url or self.admin_url)
-        query = "&".join(f"{name}={value}" for name, value in {"table": self.table, **options}.items())
-        who = f"{self.role}:{quote(self.password, safe='')}"
-        return f"postgresql{driver}://{who}@{parts.hostname}:{parts.port}/{self.database}?{query}"
-
-    def store(self, server_url: str = "", driver: str = "", **options: object) -> PostgresStore:
-        """A handle on the store."""
-        store = open_store(self.url(server_url, driver, **options))
-        assert isinstance(store, PostgresStore)
-        return store
+    scheme = "postgresql"
+    narrow = {"pool": 4}  # noqa: RUF012
 
     def session(self) -> Session:
-        """A connection that may do everything."""
         return Session(self.admin_url)
 
-    def connections(self) -> list[int]:
-        """The process ids of the store's connections."""
+    def prepare(self) -> None:
         with self.session() as session:
-            return [
-                pid for (pid,) in session("SELECT pid FROM pg_stat_activity WHERE usename = %s", self.role)
-            ]
+            session(f"CREATE ROLE {self.user} LOGIN PASSWORD 'p:/?#@ü''%'")
+            session(f"GRANT CREATE ON SCHEMA public TO {self.user}")
 
     def remove(self) -> None:
         with self.session() as session:
-            session("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", self.role)
+            session("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", self.user)
             session(f"DROP TABLE IF EXISTS {self.table}")
             session(f"DROP FUNCTION IF EXISTS {self.table}_put")
-            session(f"DROP OWNED BY {self.role}")
-            session(f"DROP ROLE {self.role}")
+            session(f"DROP OWNED BY {self.user}")
+            session(f"DROP ROLE {self.user}")
 
+    def store(self, server_url: str = "", driver: str = "", **options: object) -> PostgresStore:
+        store = super().store(server_url, driver, **options)
+        assert isinstance(store, PostgresStore)
+        return store
 
-@contextmanager
-def place_on(url: str) -> Iterator[Place]:
-    """A table and a role for as long as it is entered."""
-    place = Place(url)
-    try:
-        yield place
-    finally:
-        place.remove()
+    def connections(self) -> list[int]:
+        with self.session() as session:
+            query = "SELECT pid FROM pg_stat_activity WHERE usename = %s"
+            return [pid for (pid,) in session(query, self.user)]
 
+    def end(self, connections: Sequence[int]) -> None:
+        with self.session() as session:
+            for pid in connections:
+                session("SELECT pg_terminate_backend(%s)", pid)
 
-def claim_of(key: str = "k", owner: bytes | None = None, **choices: Any) -> Claim:
-    """A claim that does not end while a test runs."""
-    return Claim(key, owner or new_owner(), choices.pop("fingerprint", ASKED), LONG, LONG, **choices)
+    def describe(self, text: str) -> None:
+        with self.session() as session:
+            session(f"COMMENT ON TABLE {self.table} IS '{text}'")
 
+    def lock(self, session: Session, *keys: str) -> None:
+        session("BEGIN")
+        session(f"SELECT 1 FROM {self.table} WHERE key = ANY (%s) FOR UPDATE", list(keys))
 
-def ending_of(decision: Decision, result: bytes | None = b"done", keep: float = LONG) -> Completion:
-    """The completion of what was granted."""
-    record = granted(decision)
-    return Completion(record.key, record.owner, record.fence, State.COMPLETED, result, keep)
-
-
-def granted(decision: Decision) -> Record:
-    """The record of a claim that must have been granted."""
-    assert decision.verdict in (Verdict.CLAIMED, Verdict.TAKEN_OVER), decision
-    assert decision.record is not None
-    return decision.record
+    def is_waiting(self, session: Session) -> bool:
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE usename = %s AND wait_event_type = 'Lock'"
+        return bool(session(waiting, self.user))

@@ -17,38 +17,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.mysql_helpers import LONG, Place, Session, claim_of, ending_of, granted, place_on
+from tests.integration.mysql_helpers import Place, Session
+from tests.integration.sql_places import LONG, Colour, claim_of, claim_together, coloured, ending_of, granted
+from tests.integration.sql_stories import SqlStories, show_a_batch_done_in_part
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
-from effectonce import Message, Policy, Receiver
 from effectonce._blocking import run
 from effectonce._records import Ending, Renewal, State, Verdict
 from effectonce.errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable, UsageError
-from effectonce.stores import Store, _mysql_sql, open_store
+from effectonce.stores import _mysql_sql, open_store
 from effectonce.stores._mysql_sql import Language, Talk
 from effectonce.stores.mysql import LINES, LOOP_LINES, MySQLStore
 from effectonce.testing.clocks import wait_until
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-Run = Callable[..., Any]
 
 
 @pytest.fixture
 def place(mariadb: HasURL) -> Iterator[Place]:
-    with place_on(mariadb.url) as place:
+    with Place(mariadb.url) as place:
         yield place
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def colour(request: pytest.FixtureRequest) -> Iterator[tuple[Callable[[Store], Store], Run]]:
-    """How to get a store's verbs in one colour, and how to run them."""
-    if request.param == "blocking":
-        yield (lambda store: store.for_blocking()), run
-        return
-    with asyncio.Runner() as runner:
-        yield (lambda store: store.for_asyncio()), runner.run
+def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with coloured(request.param) as colour:
+        yield colour
+
+
+@pytest.fixture
+def driver() -> str:
+    return ""  # there is one for each colour
+
+
+class TestMySQL(SqlStories):
+    """The stories of every SQL store."""
+
+    lanes = loop_connections = LOOP_LINES
+    unfit = claim_of("key 7", fingerprint=b"x" * 300)
 
 
 def speak_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +144,9 @@ def test_a_missing_driver_is_named_with_its_extra(driver: str, monkeypatch: pyte
         open_store("mysql://host/db").for_asyncio()
 
 
-def test_a_wrong_password(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+def test_a_wrong_password(place: Place, colour: Colour) -> None:
     """The server turns us away: it says so, and not what was tried."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     place.url()
     user, place.password = place.user, "hush"
     with (
@@ -150,27 +158,14 @@ def test_a_wrong_password(place: Place, colour: tuple[Callable[[Store], Store], 
     assert "hush" not in str(caught.value)
 
 
-def test_a_wrong_database(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+def test_a_wrong_database(place: Place, colour: Colour) -> None:
     """A database that does not exist is not made."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     with place.session() as session:
         session(f"GRANT ALL ON nowhere.* TO {place.user}")
     place.database = "nowhere"
     with place.store() as store, pytest.raises(StoreUnavailable, match="nowhere"):
         drive(verbs(store).claim(claim_of()))
-
-
-def test_a_server_that_is_away(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
-    """Nobody listens: it can be tried again, and the message names the place."""
-    verbs, drive = colour
-    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
-        proxy.refuse()
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{proxy.port}") as caught:
-                drive(verbs(store).claim(claim_of()))
-        assert caught.value.retry_after > 0
-        proxy.heal()
-        assert drive(verbs(store).claim(claim_of())).verdict is Verdict.CLAIMED
 
 
 def test_a_missing_table_is_made_only_when_allowed(place: Place) -> None:
@@ -211,9 +206,9 @@ def test_a_user_who_may_only_read(place: Place) -> None:
         run(store.claim(claim_of()))
 
 
-def test_another_programs_table(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+def test_another_programs_table(place: Place, colour: Colour) -> None:
     """A table that is not ours is left alone."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     with place.session() as session:
         session(
             f"CREATE TABLE {place.table} (`key` VARBINARY(767) PRIMARY KEY, state INT) COMMENT = 'orders'"
@@ -226,16 +221,6 @@ def test_another_programs_table(place: Place, colour: tuple[Callable[[Store], St
             with pytest.raises(StoreMismatch, match="another program"):
                 drive(verbs(store).migrate())
         assert session(f"SELECT * FROM {place.table}") == [(b"k", 7)]
-
-
-def test_a_newer_schema(place: Place) -> None:
-    """A table that a newer effectonce made is not touched by an older one."""
-    with place.store() as store:
-        run(store.migrate())
-    with place.session() as session:
-        session(f"ALTER TABLE {place.table} COMMENT = 'effectonce schema 2: something else'")
-    with place.store() as store, pytest.raises(StoreMismatch, match=r"schema 2.*newer"):
-        run(store.claim(claim_of()))
 
 
 def test_a_table_without_transactions(place: Place) -> None:
@@ -265,18 +250,9 @@ def test_a_corrupt_record(place: Place) -> None:
             with pytest.raises(StoreMismatch, match="makes no sense"):
                 run(verb)
         assert session(f"SELECT * FROM {place.table}") == before
-        answers = _claim_together(store, [claim_of("k"), claim_of("other")])
+        answers = claim_together(store, [claim_of("k"), claim_of("other")])
         assert isinstance(answers[0], StoreMismatch)
         assert answers[1].verdict is Verdict.CLAIMED
-
-
-def test_a_dropped_table(place: Place) -> None:
-    """Without its table the store knows nothing; it says so instead of beginning anew."""
-    with place.store() as store, place.session() as session:
-        run(store.claim(claim_of()))
-        session(f"DROP TABLE {place.table}")
-        with pytest.raises(StoreMismatch, match="who dropped it"):
-            run(store.claim(claim_of()))
 
 
 @pytest.mark.parametrize(
@@ -329,11 +305,9 @@ def test_a_server_with_peculiar_settings(start_server: Callable[..., Server]) ->
         assert engine == ("InnoDB",)
 
 
-def test_what_does_not_fit_is_its_own_callers_error(
-    place: Place, colour: tuple[Callable[[Store], Store], Run]
-) -> None:
+def test_what_does_not_fit_is_its_own_callers_error(place: Place, colour: Colour) -> None:
     """Too long a fingerprint, a key that is no text, a time that is none: nothing is cut off or stored."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     with place.store() as store:
         for unfit in (
             claim_of("k", fingerprint=b"x" * 300),
@@ -397,10 +371,10 @@ def certificate(tmp_path: Path) -> Path:
 
 
 def test_encrypted_connections(
-    start_server: Callable[..., Server], certificate: Path, colour: tuple[Callable[[Store], Store], Run]
+    start_server: Callable[..., Server], certificate: Path, colour: Colour
 ) -> None:
     """tls=yes speaks to anybody, tls=verify only to whom the authority knows; a server without is refused."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     server = start_server("mariadb", ssl_cert=certificate, ssl_key=certificate.with_suffix(".key"))
     with Session(server.url) as session:
         session("CREATE USER private IDENTIFIED BY 'secret' REQUIRE SSL")
@@ -422,9 +396,9 @@ def test_encrypted_connections(
         drive(verbs(store).claim(claim_of("a")))
 
 
-def test_encryption_is_not_given_up(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
+def test_encryption_is_not_given_up(place: Place, colour: Colour) -> None:
     """Where it is asked for and the server has none, nothing is said in the open."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     with place.store(tls="yes") as store, pytest.raises(StoreUnavailable, match="SSL"):
         drive(verbs(store).claim(claim_of()))
 
@@ -433,11 +407,19 @@ def test_encryption_is_not_given_up(place: Place, colour: tuple[Callable[[Store]
 
 
 @pytest.mark.parametrize("words", ["MariaDB", "MySQL"])
-def test_round_trips(
-    place: Place, colour: tuple[Callable[[Store], Store], Run], words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_that_is_done_in_part(
+    place: Place, colour: Colour, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server only counts what it has changed; each caller hears all the same whether it was its own."""
+    if words == "MySQL":
+        speak_mysql(monkeypatch)
+    show_a_batch_done_in_part(place, colour)
+
+
+@pytest.mark.parametrize("words", ["MariaDB", "MySQL"])
+def test_round_trips(place: Place, colour: Colour, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New 2, duplicate 1, renewal 1, a hundred of them no more: counted on the wire, in either server's words."""
-    verbs, drive = colour
+    verbs, drive, _ = colour
     if words == "MySQL":
         speak_mysql(monkeypatch)
     with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store:
@@ -471,42 +453,6 @@ def test_round_trips(
         assert {decision.verdict for decision in decisions} == {Verdict.REPLAY}
 
 
-@pytest.mark.parametrize("words", ["MariaDB", "MySQL"])
-def test_a_batch_that_is_done_in_part(
-    place: Place, colour: tuple[Callable[[Store], Store], Run], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server only counts what it has changed; each caller hears all the same whether it was its own."""
-    verbs, drive = colour
-    if words == "MySQL":
-        speak_mysql(monkeypatch)
-    with place.store() as store:
-        ours = verbs(store)
-        decisions = drive(ours.claim_many([claim_of(f"key {number}") for number in range(6)]))
-        held = [granted(decision) for decision in decisions]
-        endings = [ending_of(decision, decision.record.key.encode()) for decision in decisions]
-        drive(ours.complete(endings[1]))
-        drive(ours.complete(endings[2]._replace(result=b"otherwise")))
-        endings[3] = endings[3]._replace(fence=held[3].fence + 1)
-        endings[4] = endings[4]._replace(key="unknown")
-        renewals = [Renewal(ending.key, ending.owner, ending.fence, LONG, LONG) for ending in endings]
-        assert drive(ours.renew_many(renewals)) == [True, False, False, False, False, True]
-        done, repeated, fenced = Ending.DONE, Ending.REPEATED, Ending.FENCED
-        assert drive(ours.complete_many(endings)) == [done, repeated, fenced, fenced, fenced, done]
-        assert drive(ours.complete_many(endings)) == [repeated, repeated, fenced, fenced, fenced, repeated]
-        assert drive(ours.get("unknown")) is None
-
-
-def test_a_receiver_takes_two_round_trips_and_one(place: Place) -> None:
-    """Nothing between a message and the store adds to them."""
-    with FaultProxy(place.admin_url) as proxy, Receiver(place.url(proxy.url)) as receiver:
-        receiver.process(Message("warm up"), lambda message: 1)
-        before = proxy.bursts
-        assert receiver.process(Message("m"), lambda message: 1).status == "executed"
-        new, before = proxy.bursts - before, proxy.bursts
-        assert receiver.process(Message("m"), lambda message: 1).status == "replayed"
-        assert (new, proxy.bursts - before) == (2, 1)
-
-
 def test_a_duplicate_writes_nothing(start_server: Callable[..., Server]) -> None:
     """Replays leave the server's log where it was."""
     server = start_server("mariadb")
@@ -525,50 +471,7 @@ def test_a_duplicate_writes_nothing(start_server: Callable[..., Server]) -> None
         assert session.status("Innodb_lsn_current") - before < 200
 
 
-def test_callers_at_the_same_moment_share_round_trips(place: Place) -> None:
-    """64 tasks that ask in one turn of the loop go in a few packets, over a few connections."""
-    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store, asyncio.Runner() as runner:
-        verbs = store.for_asyncio()
-
-        async def crowd() -> list[Any]:
-            return list(
-                await asyncio.gather(*(verbs.claim(claim_of(f"key {number}")) for number in range(64)))
-            )
-
-        runner.run(crowd())
-        before = proxy.bursts
-        assert {decision.verdict for decision in runner.run(crowd())} == {Verdict.BUSY}
-        assert proxy.bursts - before <= LOOP_LINES
-        assert proxy.connections <= LOOP_LINES
-
-
 # Failures stay with those they belong to
-
-
-def _claim_together(store: Store, claims: list[Any]) -> list[Any]:
-    """Claim from as many tasks in one turn of a loop; answers, or what was raised."""
-
-    async def crowd() -> list[Any]:
-        verbs = store.for_asyncio()
-        await verbs.now()
-        return await asyncio.gather(*map(verbs.claim, claims), return_exceptions=True)
-
-    return asyncio.run(crowd())
-
-
-def test_a_failing_claim_fails_its_own_caller_only(place: Place) -> None:
-    """Of many who share a packet, the one that the server refuses is the only one to hear of it."""
-    claims = [claim_of(f"key {number}") for number in range(20)]
-    claims[7] = claim_of("key 7", fingerprint=b"x" * 300)
-    claims[13] = claim_of("\ud800")
-    with place.store() as store:
-        answers = _claim_together(store, claims)
-        for number, answer in enumerate(answers):
-            if number in (7, 13):
-                assert isinstance(answer, UsageError)
-            else:
-                assert answer.verdict is Verdict.CLAIMED
-        assert run(store.stats()).keys == 18
 
 
 def test_a_failing_claim_fails_its_own_thread_only(place: Place) -> None:
@@ -586,27 +489,6 @@ def test_a_failing_claim_fails_its_own_thread_only(place: Place) -> None:
 
         answers = list(threads.map(claim, range(32)))
         assert answers == [UsageError if number % 8 == 0 else Verdict.CLAIMED for number in range(32)]
-
-
-def test_one_key_in_all_the_steps_of_a_packet(place: Place) -> None:
-    """Callers who know nothing of each other may want different things of one key at the same moment."""
-    with place.store() as store:
-        verbs = store.for_asyncio()
-
-        async def crowd() -> list[Any]:
-            held = granted(await verbs.claim(claim_of("k")))
-            renewal = Renewal("k", held.owner, held.fence, LONG, LONG)
-            ending = ending_of(await verbs.claim(claim_of("k", held.owner)))
-            wishes = [
-                verbs.get("k"), verbs.renew(renewal), verbs.claim(claim_of("k")), verbs.complete(ending),
-                verbs.claim(claim_of("j")), verbs.claim(claim_of("j")), verbs.complete(ending), verbs.get("k"),
-            ]  # fmt: skip
-            return list(await asyncio.gather(*wishes))
-
-        _, _, known, first, mine, yours, second, _ = asyncio.run(crowd())
-        assert known.verdict in (Verdict.BUSY, Verdict.REPLAY)
-        assert sorted((first.name, second.name)) == ["DONE", "REPEATED"]
-        assert {mine.verdict, yours.verdict} == {Verdict.CLAIMED, Verdict.BUSY}
 
 
 # Connections
@@ -628,39 +510,6 @@ def test_threads_share_a_few_connections(place: Place) -> None:
     wait_until(lambda: not place.connections(), what="The end of the connections")
 
 
-def test_a_killed_connection_is_replaced(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
-    """What ends connections that nobody uses, an administrator, a time-out or a restart, is not noticed."""
-    verbs, drive = colour
-    with place.store() as store:
-        decision = drive(verbs(store).claim(claim_of()))
-        with place.session() as session:
-            for id in place.connections():
-                session(f"KILL {id}")
-        wait_until(lambda: not place.connections(), what="The end of the connections")
-        assert drive(verbs(store).complete(ending_of(decision))) is Ending.DONE
-
-
-def test_loops_have_connections_of_their_own(place: Place) -> None:
-    """Loops in several threads at once, and one loop after another; what a loop held is closed when it ends."""
-    with place.store() as store:
-        verbs = store.for_asyncio()
-
-        async def work(name: str) -> set[Ending]:
-            async def one(number: int) -> Ending:
-                return await verbs.complete(ending_of(await verbs.claim(claim_of(f"{name} {number}"))))
-
-            return set(await asyncio.gather(*map(one, range(16))))
-
-        with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(lambda name: asyncio.run(work(name)), "abcd"))
-        assert answers == [{Ending.DONE}] * 4
-        wait_until(lambda: not place.connections(), what="The end of the connections")
-        for name in "efg":
-            assert asyncio.run(work(name)) == {Ending.DONE}
-        wait_until(lambda: not place.connections(), what="The end of the connections")
-        assert run(store.stats()).by_state == {"COMPLETED": 7 * 16}
-
-
 def test_a_loop_that_ended_in_disorder(place: Place) -> None:
     """A loop that was closed with its connections open is no trouble for the next."""
     with place.store() as store:
@@ -673,31 +522,6 @@ def test_a_loop_that_ended_in_disorder(place: Place) -> None:
             del loop
             gc.collect()
         wait_until(lambda: not place.connections(), what="The end of the connections")
-
-
-def test_cancelled_callers_harm_nobody(place: Place) -> None:
-    """Alone or in a crowd, before or after the packet left: the others are answered, and so is whoever comes next."""
-
-    async def crowd() -> None:
-        verbs = store.for_asyncio()
-        for turn in range(30):
-            tasks = [asyncio.ensure_future(verbs.claim(claim_of(f"{turn} {number}"))) for number in range(8)]
-            for _ in range(turn % 10):
-                await asyncio.sleep(0)
-            for task in tasks[::2]:
-                task.cancel()
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            assert {answer.verdict for answer in answers[1::2]} == {Verdict.CLAIMED}
-            alone = asyncio.ensure_future(verbs.claim(claim_of(f"{turn} alone")))
-            for _ in range(turn % 10):
-                await asyncio.sleep(0)
-            alone.cancel()
-            await asyncio.wait([alone])
-            assert (await verbs.claim(claim_of(f"{turn} next"))).verdict is Verdict.CLAIMED
-
-    with place.store() as store:
-        asyncio.run(crowd())
-        assert len(place.connections()) == 0
 
 
 @FORKS
@@ -721,25 +545,6 @@ def test_a_child_leaves_its_parents_connections_alone(place: Place) -> None:
         assert run(store.complete(ending_of(decision))) is Ending.DONE
         assert place.connections() == parents
         assert run(store.get("child")).state is State.COMPLETED
-
-
-def test_closing_ends_all_connections(place: Place) -> None:
-    """Those of threads and those of a loop that goes on, which hears of it on its own thread."""
-    store = place.store()
-    run(store.claim(claim_of()))
-
-    async def close_from_elsewhere() -> None:
-        verbs = store.for_asyncio()
-        await verbs.claim(claim_of())
-        await asyncio.to_thread(store.close)
-        for verb in (verbs.claim(claim_of()), verbs.stats(), verbs.now()):
-            with pytest.raises(StoreUnavailable, match="closed"):
-                await verb
-        await asyncio.to_thread(wait_until, lambda: not place.connections())
-
-    asyncio.run(close_from_elsewhere())
-    with pytest.raises(StoreUnavailable, match="closed"):
-        run(store.claim(claim_of()))
 
 
 # Purge
@@ -794,24 +599,6 @@ def test_what_is_revived_is_not_forgotten(place: Place) -> None:
 # Exactness
 
 
-def test_times_come_back_exactly(place: Place) -> None:
-    """The record in an answer is the one in the table to the last bit, whatever lease and keep are."""
-    chance = random.Random(5)
-    with place.store() as store:
-        claims = [
-            claim_of(f"key {number}")._replace(
-                lease=chance.choice((0.1, 1 / 3, 1e-6, 86400.0, chance.random(), chance.random() * 1e6, 7)),
-                keep=chance.choice((0.3, 2 / 3, 1e9, chance.random() * 1e7, 30)),
-            )
-            for number in range(500)
-        ]
-        decisions = run(store.claim_many(claims))
-        for claim, decision in zip(claims, decisions, strict=True):
-            assert run(store.get(claim.key)) == decision.record
-        again = run(store.claim_many(claims))
-        assert [decision.record for decision in again] == [run(store.get(claim.key)) for claim in claims]
-
-
 def test_keys_too_long_for_an_index(place: Place) -> None:
     """Each is a key of its own and comes back whole; pages of them neither overlap nor leave a gap."""
     keys = [f"{'é' * 400}{'x' * length}{number}" for length in (0, 33, 700) for number in range(7)]
@@ -827,23 +614,6 @@ def test_keys_too_long_for_an_index(place: Place) -> None:
             seen += [record.key for record in page]
         assert sorted(seen) == sorted(keys)
         assert len(seen) == len(keys)
-
-
-def test_whole_life_through_a_receiver(place: Place, colour: tuple[Callable[[Store], Store], Run]) -> None:
-    """The store as users have it: by URL, in both colours, with a policy."""
-    _, drive = colour
-    with Receiver(place.url(), policy=Policy(keep="1h")) as receiver:
-        if drive is run:
-            first = receiver.process(Message("m"), lambda message: "receipt")
-            again = receiver.process(Message("m"), lambda message: "another")
-        else:
-
-            async def handle(message: Message) -> str:
-                return "receipt"
-
-            first = drive(receiver.aprocess(Message("m"), handle))
-            again = drive(receiver.aprocess(Message("m"), handle))
-        assert (first.status, again.status, again.value) == ("executed", "replayed", "receipt")
 
 
 def test_errors_are_errors_of_the_tree(place: Place) -> None:

@@ -13,29 +13,31 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from tests.integration.postgres_helpers import (
+from tests.integration.postgres_helpers import Place, Session
+from tests.integration.sql_places import (
     ASKED,
     LONG,
-    Place,
-    Session,
+    Colour,
     claim_of,
+    claim_together,
+    coloured,
     ending_of,
     granted,
-    place_on,
 )
+from tests.integration.sql_stories import SqlStories, show_a_batch_done_in_part
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
-from effectonce import Message, Policy, Receiver
+from effectonce import Message, Receiver
 from effectonce._blocking import run
 from effectonce._records import Completion, Ending, Renewal, State, Verdict
 from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from effectonce.ops.cli import main
-from effectonce.stores import Store, _postgres_sql, open_store
+from effectonce.stores import _postgres_sql, open_store
 from effectonce.stores._postgres_steps import CLAIMED, id_of
 from effectonce.stores.postgres import LANES, PostgresStore
 from effectonce.testing.clocks import wait_until
@@ -43,29 +45,31 @@ from effectonce.testing.clocks import wait_until
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
 
-class Colour(NamedTuple):
-    """How to get a store's verbs in one colour, how to run them, and what stands in the URL for it."""
-
-    of: Callable[[Store], Store]
-    run: Callable[..., Any]
-    driver: str
-
-
 @pytest.fixture
 def place(postgres: HasURL) -> Iterator[Place]:
-    with place_on(postgres.url) as place:
+    with Place(postgres.url) as place:
         yield place
 
 
 @pytest.fixture(params=["blocking", "asyncio", "asyncpg"])
 def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    if request.param == "blocking":
-        yield Colour(lambda store: store.for_blocking(), run, "")
-        return
-    with asyncio.Runner() as runner:
-        yield Colour(
-            lambda store: store.for_asyncio(), runner.run, "+asyncpg" if request.param == "asyncpg" else ""
-        )
+    with coloured(request.param) as colour:
+        yield colour
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+def driver(request: pytest.FixtureRequest) -> str:
+    return "" if request.param == "psycopg" else f"+{request.param}"
+
+
+class TestPostgreSQL(SqlStories):
+    """The stories of every SQL store."""
+
+    lanes, loop_connections = LANES, LANES + 1
+    unfit = claim_of("zero \x00")
+
+    def leave_purges(self, store: Any) -> None:
+        store.for_asyncio().count = lambda new_claims: None
 
 
 # What can be wrong
@@ -129,7 +133,7 @@ def test_a_wrong_password(place: Place, colour: Colour) -> None:
     place.password, right = "hush", place.password
     with place.store(driver=colour.driver) as store, pytest.raises(StoreUnavailable) as caught:
         colour.run(colour.of(store).claim(claim_of()))
-    assert f'password authentication failed for user "{place.role}"' in str(caught.value)
+    assert f'password authentication failed for user "{place.user}"' in str(caught.value)
     assert "hush" not in str(caught.value)
     place.password = right
 
@@ -142,18 +146,6 @@ def test_a_wrong_database(place: Place, colour: Colour) -> None:
         pytest.raises(StoreUnavailable, match='"nowhere" does not'),
     ):
         colour.run(colour.of(store).claim(claim_of()))
-
-
-def test_a_server_that_is_away(place: Place, colour: Colour) -> None:
-    """Nobody listens: it can be tried again, and the message names the place."""
-    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, colour.driver) as store:
-        proxy.refuse()
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{proxy.port}") as caught:
-                colour.run(colour.of(store).claim(claim_of()))
-        assert caught.value.retry_after > 0
-        proxy.heal()
-        assert colour.run(colour.of(store).claim(claim_of())).verdict is Verdict.CLAIMED
 
 
 def test_a_server_that_hangs(place: Place, colour: Colour) -> None:
@@ -180,14 +172,14 @@ def test_a_missing_table_is_made_only_when_allowed(place: Place) -> None:
         with place.session() as session:
             assert session("SELECT to_regclass(%s)", place.table) == [(None,)]
             session(store.ddl())
-            session(f"GRANT ALL ON {place.table} TO {place.role}")
+            session(f"GRANT ALL ON {place.table} TO {place.user}")
         assert run(store.claim(claim_of())).verdict is Verdict.CLAIMED
 
 
 def test_a_role_that_may_not_create(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the right to create, somebody who has it runs `effectonce migrate`; then the usual rights do."""
     with place.session() as session:
-        session(f"REVOKE CREATE ON SCHEMA public FROM {place.role}")
+        session(f"REVOKE CREATE ON SCHEMA public FROM {place.user}")
     with place.store() as store:
         with pytest.raises(StoreMismatch, match=r"permission denied for schema public.*effectonce migrate"):
             run(store.claim(claim_of()))
@@ -199,11 +191,11 @@ def test_a_role_that_may_not_create(place: Place, capsys: pytest.CaptureFixture[
         assert main(["migrate", admin]) == 0
         assert "is ready" in capsys.readouterr().out
         with place.session() as session:
-            session(f"GRANT SELECT ON {place.table} TO {place.role}")
+            session(f"GRANT SELECT ON {place.table} TO {place.user}")
         with pytest.raises(StoreMismatch, match=r"permission denied.*Grant this role"):
             run(store.claim(claim_of()))
         with place.session() as session:
-            session(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {place.table} TO {place.role}")
+            session(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {place.table} TO {place.user}")
         decision = run(store.claim(claim_of()))
         assert run(store.complete(ending_of(decision))) is Ending.DONE
         assert run(store.purge()) == 0
@@ -216,7 +208,7 @@ def test_a_table_in_a_schema(place: Place) -> None:
     with place.store(schema=schema) as store, pytest.raises(StoreMismatch, match="does not exist"):
         run(store.claim(claim_of()))
     with place.session() as session:
-        session(f"CREATE SCHEMA {schema} AUTHORIZATION {place.role}")
+        session(f"CREATE SCHEMA {schema} AUTHORIZATION {place.user}")
         with place.store(schema=schema) as store:
             assert run(store.claim(claim_of())).verdict is Verdict.CLAIMED
         with place.store() as other:
@@ -238,16 +230,6 @@ def test_another_programs_table(place: Place, colour: Colour) -> None:
             with pytest.raises(StoreMismatch, match="another program"):
                 colour.run(verbs.migrate())
         assert session(f"SELECT * FROM {place.table}") == [("k", 7)]
-
-
-def test_a_newer_schema(place: Place) -> None:
-    """A table that a newer effectonce made is not touched by an older one."""
-    with place.store() as store:
-        run(store.migrate())
-    with place.session() as session:
-        session(f"COMMENT ON TABLE {place.table} IS 'effectonce schema 2: something else'")
-    with place.store() as store, pytest.raises(StoreMismatch, match=r"schema 2.*newer"):
-        run(store.claim(claim_of()))
 
 
 def test_a_server_that_is_too_old(place: Place, colour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,16 +273,6 @@ def test_a_corrupt_record(place: Place) -> None:
         assert answers[1].verdict is Verdict.CLAIMED
 
 
-def test_a_dropped_table(place: Place) -> None:
-    """Without its table the store knows nothing; it says so instead of beginning anew."""
-    with place.store() as store, place.session() as session:
-        run(store.claim(claim_of()))
-        session(f"DROP TABLE {place.table}")
-        for verb in (store.claim(claim_of()), store.get("k")):
-            with pytest.raises(StoreMismatch, match="who dropped it"):
-                run(verb)
-
-
 def test_a_table_made_anew_under_a_running_store(place: Place) -> None:
     """Statements that were prepared for a table that is gone are prepared again for the one that is there."""
     with place.store() as store, place.session() as session:
@@ -327,7 +299,7 @@ def test_a_server_that_may_forget(start_server: Callable[..., Server]) -> None:
 def test_a_role_that_does_not_wait_for_the_disk(place: Place) -> None:
     """synchronous_commit may be off for a role only; it is found there too."""
     with place.session() as session:
-        session(f"ALTER ROLE {place.role} SET synchronous_commit = off")
+        session(f"ALTER ROLE {place.user} SET synchronous_commit = off")
     with place.store() as store, pytest.raises(StoreMismatch, match="synchronous_commit"):
         run(store.claim(claim_of()))
 
@@ -349,7 +321,7 @@ def test_a_role_with_peculiar_settings(place: Place, colour: Colour) -> None:
     }
     with place.session() as session:
         for name, value in peculiar.items():
-            session(f"ALTER ROLE {place.role} SET {name} = '{value}'")
+            session(f"ALTER ROLE {place.user} SET {name} = '{value}'")
     with place.store(driver=colour.driver, schema="public") as store:
         verbs = colour.of(store)
         for key in ("straße", "STRASSE", "日本 😀", "a\\'b\"", "a ", "a", "A"):
@@ -443,18 +415,6 @@ def test_round_trips(place: Place, colour: Colour) -> None:
         assert again == 2
 
 
-def test_a_receiver_takes_two_round_trips_and_one(place: Place) -> None:
-    """Nothing between a message and the store adds to them."""
-    with FaultProxy(place.admin_url) as proxy, Receiver(place.url(proxy.url)) as receiver:
-        for _ in range(2):
-            receiver.process(Message("warm up"), lambda message: 1)
-        before = proxy.bursts
-        assert receiver.process(Message("m"), lambda message: 1).status == "executed"
-        new, before = proxy.bursts - before, proxy.bursts
-        assert receiver.process(Message("m"), lambda message: 1).status == "replayed"
-        assert (new, proxy.bursts - before) == (2, 1)
-
-
 def test_a_duplicate_writes_nothing(place: Place, start_server: Callable[..., Server]) -> None:
     """Replays leave the server's log where it was, and a new key adds less than 650 bytes to it."""
     server = start_server("postgres", autovacuum="off", checkpoint_timeout="1h", max_wal_size="4GB")
@@ -501,24 +461,6 @@ def test_the_end_of_an_attempt_touches_no_index(start_server: Callable[..., Serv
         assert session(query)[0][1] > 450
 
 
-def test_callers_at_the_same_moment_share_round_trips(place: Place) -> None:
-    """64 tasks that ask in one turn of the loop go in a few packets, over a few connections."""
-    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url) as store, asyncio.Runner() as runner:
-        verbs = store.for_asyncio()
-
-        async def crowd() -> list[Any]:
-            return list(
-                await asyncio.gather(*(verbs.claim(claim_of(f"key {number}")) for number in range(64)))
-            )
-
-        runner.run(crowd())
-        runner.run(crowd())
-        before = proxy.bursts
-        assert {decision.verdict for decision in runner.run(crowd())} == {Verdict.BUSY}
-        assert proxy.bursts - before <= LANES
-        assert proxy.connections <= LANES + 1
-
-
 def test_without_prepared_statements(place: Place, colour: Colour) -> None:
     """Behind a pooler nothing may be left in a session: nothing is prepared, nothing is set."""
     with place.store(driver=colour.driver, prepare="no") as store:
@@ -541,70 +483,9 @@ def test_without_prepared_statements(place: Place, colour: Colour) -> None:
 # Failures stay with those they belong to
 
 
-def claim_together(store: Store, claims: list[Any]) -> list[Any]:
-    """Claim from as many tasks in one turn of a loop; answers, or what was raised."""
-
-    async def crowd() -> list[Any]:
-        verbs = store.for_asyncio()
-        await verbs.now()
-        return await asyncio.gather(*map(verbs.claim, claims), return_exceptions=True)
-
-    return asyncio.run(crowd())
-
-
-@pytest.mark.parametrize("driver", ["", "+asyncpg"])
-def test_a_failing_claim_fails_its_own_caller_only(place: Place, driver: str) -> None:
-    """Of many who share a statement, the one that is refused is the only one to hear of it."""
-    claims = [claim_of(f"key {number}") for number in range(20)]
-    claims[7], claims[13] = claim_of("zero \x00"), claim_of("\ud800")
-    with place.store(driver=driver) as store:
-        for number, answer in enumerate(claim_together(store, claims)):
-            if number in (7, 13):
-                assert isinstance(answer, UsageError)
-            else:
-                assert answer.verdict is Verdict.CLAIMED
-        assert run(store.stats()).keys == 18
-
-
-def test_one_key_in_all_the_steps_of_a_round_trip(place: Place) -> None:
-    """Callers who know nothing of each other may want different things of one key at the same moment."""
-    with place.store() as store:
-        verbs = store.for_asyncio()
-
-        async def crowd() -> list[Any]:
-            held = granted(await verbs.claim(claim_of("k")))
-            renewal = Renewal("k", held.owner, held.fence, LONG, LONG)
-            ending = ending_of(await verbs.claim(claim_of("k", held.owner)))
-            wishes = [
-                verbs.get("k"), verbs.renew(renewal), verbs.claim(claim_of("k")), verbs.complete(ending),
-                verbs.claim(claim_of("j")), verbs.claim(claim_of("j")), verbs.complete(ending), verbs.get("k"),
-            ]  # fmt: skip
-            return list(await asyncio.gather(*wishes))
-
-        _, _, known, first, mine, yours, second, _ = asyncio.run(crowd())
-        assert known.verdict in (Verdict.BUSY, Verdict.REPLAY)
-        assert sorted((first.name, second.name)) == ["DONE", "REPEATED"]
-        assert {mine.verdict, yours.verdict} == {Verdict.CLAIMED, Verdict.BUSY}
-
-
 def test_a_batch_that_is_done_in_part(place: Place, colour: Colour) -> None:
     """The server tells what it has changed; each caller hears whether it was its own."""
-    with place.store(driver=colour.driver) as store:
-        ours = colour.of(store)
-        decisions = colour.run(ours.claim_many([claim_of(f"key {number}") for number in range(6)]))
-        held = [granted(decision) for decision in decisions]
-        endings = [ending_of(decision, decision.record.key.encode()) for decision in decisions]
-        colour.run(ours.complete(endings[1]))
-        colour.run(ours.complete(endings[2]._replace(result=b"otherwise")))
-        endings[3] = endings[3]._replace(fence=held[3].fence + 1)
-        endings[4] = endings[4]._replace(key="unknown")
-        renewals = [Renewal(ending.key, ending.owner, ending.fence, LONG, LONG) for ending in endings]
-        assert colour.run(ours.renew_many(renewals)) == [True, False, False, False, False, True]
-        done, repeated, fenced = Ending.DONE, Ending.REPEATED, Ending.FENCED
-        assert colour.run(ours.complete_many(endings)) == [done, repeated, fenced, fenced, fenced, done]
-        again = [repeated, repeated, fenced, fenced, fenced, repeated]
-        assert colour.run(ours.complete_many(endings)) == again
-        assert colour.run(ours.get("unknown")) is None
+    show_a_batch_done_in_part(place, colour)
 
 
 def test_a_record_that_somebody_keeps_locked(place: Place) -> None:
@@ -718,40 +599,6 @@ def test_a_pool_of_one(place: Place) -> None:
         assert len(place.connections()) == 1
 
 
-def test_a_terminated_connection_is_replaced(place: Place, colour: Colour) -> None:
-    """What ends connections that nobody uses, an administrator, a time-out or a restart, is not noticed."""
-    with place.store(driver=colour.driver) as store:
-        verbs = colour.of(store)
-        decision = colour.run(verbs.claim(claim_of()))
-        with place.session() as session:
-            for pid in place.connections():
-                session("SELECT pg_terminate_backend(%s)", pid)
-        wait_until(lambda: not place.connections(), what="The end of the connections")
-        assert colour.run(verbs.complete(ending_of(decision))) is Ending.DONE
-
-
-@pytest.mark.parametrize("driver", ["", "+asyncpg"])
-def test_loops_have_connections_of_their_own(place: Place, driver: str) -> None:
-    """Loops in several threads at once, and one loop after another; what a loop held is closed when it ends."""
-    with place.store(driver=driver) as store:
-        verbs = store.for_asyncio()
-
-        async def work(name: str) -> set[Ending]:
-            async def one(number: int) -> Ending:
-                return await verbs.complete(ending_of(await verbs.claim(claim_of(f"{name} {number}"))))
-
-            return set(await asyncio.gather(*map(one, range(16))))
-
-        with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(lambda name: asyncio.run(work(name)), "abcd"))
-        assert answers == [{Ending.DONE}] * 4
-        wait_until(lambda: not place.connections(), what="The end of the connections")
-        for name in "efg":
-            assert asyncio.run(work(name)) == {Ending.DONE}
-        wait_until(lambda: not place.connections(), what="The end of the connections")
-        assert run(store.stats()).by_state == {"COMPLETED": 7 * 16}
-
-
 def test_a_loop_that_ended_in_disorder(place: Place) -> None:
     """A loop that was closed with its connections open is no trouble for the next, and they end with it."""
     with place.store() as store:
@@ -763,33 +610,6 @@ def test_a_loop_that_ended_in_disorder(place: Place) -> None:
         gc.collect()
         wait_until(lambda: not place.connections(), what="The end of the connections")
         assert asyncio.run(verbs.claim(claim_of("a"))).verdict is Verdict.BUSY
-
-
-@pytest.mark.parametrize("driver", ["", "+asyncpg"])
-def test_cancelled_callers_harm_nobody(place: Place, driver: str) -> None:
-    """Alone or in a crowd, before or after the packet left: the others are answered, and so is whoever comes next."""
-
-    async def crowd() -> None:
-        verbs = store.for_asyncio()
-        for turn in range(30):
-            tasks = [asyncio.ensure_future(verbs.claim(claim_of(f"{turn} {number}"))) for number in range(8)]
-            for _ in range(turn % 10):
-                await asyncio.sleep(0)
-            for task in tasks[::2]:
-                task.cancel()
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            assert {answer.verdict for answer in answers[1::2]} == {Verdict.CLAIMED}
-            alone = asyncio.ensure_future(verbs.claim(claim_of(f"{turn} alone")))
-            for _ in range(turn % 10):
-                await asyncio.sleep(0)
-            alone.cancel()
-            await asyncio.wait([alone])
-            assert (await verbs.claim(claim_of(f"{turn} next"))).verdict is Verdict.CLAIMED
-        assert len(place.connections()) <= LANES + 2
-
-    with place.store(driver=driver) as store:
-        asyncio.run(crowd())
-        wait_until(lambda: not place.connections(), what="The end of the connections")
 
 
 @FORKS
@@ -816,25 +636,6 @@ def test_a_child_leaves_its_parents_connections_alone(place: Place, colour: Colo
         assert run(store.complete(ending_of(decision))) is Ending.DONE
         assert runner.run(store.for_asyncio().get("child")).state is State.COMPLETED
         wait_until(lambda: sorted(place.connections()) == parents, what="The end of the child's connections")
-
-
-def test_closing_ends_all_connections(place: Place) -> None:
-    """Those of threads and those of a loop that goes on, which hears of it on its own thread."""
-    store = place.store()
-    run(store.claim(claim_of()))
-
-    async def close_from_elsewhere() -> None:
-        verbs = store.for_asyncio()
-        await verbs.claim(claim_of())
-        await asyncio.to_thread(store.close)
-        for verb in (verbs.claim(claim_of()), verbs.stats(), verbs.now()):
-            with pytest.raises(StoreUnavailable, match="closed"):
-                await verb
-        await asyncio.to_thread(wait_until, lambda: not place.connections())
-
-    asyncio.run(close_from_elsewhere())
-    with pytest.raises(StoreUnavailable, match="closed"):
-        run(store.claim(claim_of()))
 
 
 def test_many_who_make_the_table_at_once(place: Place) -> None:
@@ -989,7 +790,7 @@ def test_waiters_share_one_connection(place: Place) -> None:
                 run(other.complete(ending))
             assert [wait.result(20) for wait in waits[:8]] == [True] * 8
             listening = "SELECT pid FROM pg_stat_activity WHERE usename = %s AND query LIKE 'LISTEN%%'"
-            ((pid,),) = session(listening, place.role)
+            ((pid,),) = session(listening, place.user)
             session("SELECT pg_terminate_backend(%s)", pid)
             assert [wait.result(20) for wait in waits[8:]] == [False] * 8
         assert before > 0
@@ -1019,24 +820,6 @@ def test_a_waiting_duplicate_through_receivers(place: Place) -> None:
 # Exactness
 
 
-def test_times_come_back_exactly(place: Place) -> None:
-    """The record in an answer is the one in the table to the last bit, whatever lease and keep are."""
-    chance = random.Random(5)
-    with place.store() as store:
-        claims = [
-            claim_of(f"key {number}")._replace(
-                lease=chance.choice((0.1, 1 / 3, 1e-6, 86400.0, chance.random(), chance.random() * 1e6, 7)),
-                keep=chance.choice((0.3, 2 / 3, 1e9, chance.random() * 1e7, 30)),
-            )
-            for number in range(500)
-        ]
-        decisions = run(store.claim_many(claims))
-        for claim, decision in zip(claims, decisions, strict=True):
-            assert run(store.get(claim.key)) == decision.record
-        again = run(store.claim_many(claims))
-        assert [decision.record for decision in again] == [run(store.get(claim.key)) for claim in claims]
-
-
 def test_keys_of_any_length(place: Place) -> None:
     """Each is a key of its own and comes back whole, however long, and however alike."""
     chance = random.Random(9)
@@ -1048,22 +831,6 @@ def test_keys_of_any_length(place: Place) -> None:
         for key in keys:
             assert run(store.claim(claim_of(key))).verdict is Verdict.BUSY
         assert [record.key for record in run(store.scan())] == sorted(keys)
-
-
-def test_whole_life_through_a_receiver(place: Place, colour: Colour) -> None:
-    """The store as users have it: by URL, in both colours, with a policy."""
-    with Receiver(place.url(driver=colour.driver), policy=Policy(keep="1h")) as receiver:
-        if colour.run is run:
-            first = receiver.process(Message("m"), lambda message: "receipt")
-            again = receiver.process(Message("m"), lambda message: "another")
-        else:
-
-            async def handle(message: Message) -> str:
-                return "receipt"
-
-            first = colour.run(receiver.aprocess(Message("m"), handle))
-            again = colour.run(receiver.aprocess(Message("m"), handle))
-        assert (first.status, again.status, again.value) == ("executed", "replayed", "receipt")
 
 
 def test_errors_are_errors_of_the_tree(place: Place, colour: Colour) -> None:

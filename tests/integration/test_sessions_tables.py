@@ -9,11 +9,12 @@ from tests.servers.fixtures import HasURL
 from effectonce import Receiver
 from effectonce.errors import StoreError, UsageError
 from effectonce.sessions import Request, Sessions
+from effectonce.stores.memory import MemoryStore
 
 
 def test_postgresql_by_hand(postgres: HasURL) -> None:
     """With create=no the error names the statements; they are all that it takes."""
-    with postgres_helpers.place_on(postgres.url) as place:
+    with postgres_helpers.Place(postgres.url) as place:
         with Receiver(place.url()) as receiver:
             receiver.get("nothing")  # makes the store's own table
         with Receiver(place.url(create="no")) as receiver:
@@ -21,7 +22,7 @@ def test_postgresql_by_hand(postgres: HasURL) -> None:
             with pytest.raises(StoreError, match=r"Sessions\.ddl"):
                 sessions.open()
             with place.session() as session:
-                session(f"SET ROLE {place.role}")
+                session(f"SET ROLE {place.user}")
                 session(sessions.ddl())
             opened = sessions.open()
             assert sessions.process(Request(opened.client, 1), lambda request: request.number).value == 1
@@ -30,7 +31,7 @@ def test_postgresql_by_hand(postgres: HasURL) -> None:
 
 def test_mysql_by_hand(mariadb: HasURL) -> None:
     """Likewise, and what is missing is said."""
-    with mysql_helpers.place_on(mariadb.url) as place:
+    with mysql_helpers.Place(mariadb.url) as place:
         with Receiver(place.url()) as receiver:
             receiver.get("nothing")
         with Receiver(place.url(create="no")) as receiver:
@@ -48,9 +49,17 @@ def test_mysql_by_hand(mariadb: HasURL) -> None:
                     session(f"DROP TABLE {place.table}_{table}")
 
 
-def test_a_store_without_sessions_says_so(dynamodb: HasURL) -> None:
-    """DynamoDB has no clock that a lease could go by; memory has no tables."""
-    with Receiver(f"{dynamodb.url}") as receiver, pytest.raises(UsageError, match="DynamoDB has no clock"):
-        Sessions(receiver)
-    with Receiver("memory://") as receiver, pytest.raises(UsageError, match="no tables"):
-        Sessions(receiver).ddl()
+def test_what_has_no_sessions_or_no_tables_says_so(dynamodb: HasURL) -> None:
+    """A store of another make has none; memory has no tables, and DynamoDB's sessions are in the store's own."""
+
+    class Other(MemoryStore):
+        """Not one that there are sessions for, as far as its class tells."""
+
+    store = Other()
+    with Receiver(store) as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("effectonce.sessions._server.STORES", {})
+        with pytest.raises(UsageError, match="no sessions in a Other"):
+            Sessions(receiver)
+    for url in ("memory://", dynamodb.url):
+        with Receiver(url) as receiver, pytest.raises(UsageError, match="no tables"):
+            Sessions(receiver).ddl()
