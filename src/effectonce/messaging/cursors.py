@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, get_args
 
 from ..errors import StoreMismatch, UsageError
 from ..stores._named import statements
-from ..transactions import Dialect, Result, adapt, code_of
-from ..transactions.base import NO_SUCH_TABLE
+from ..transactions import Dialect, Result, adapt
+from ..transactions.base import is_missing_table
 from ._cursor import Cursor
 
 SQL: Final = {dialect: statements(f"{dialect}.sql", __file__) for dialect in get_args(Dialect)}
@@ -68,7 +68,7 @@ class Rows:
         try:
             return await self.adapter.execute(self._sql[name], [*names, *values])
         except Exception as error:
-            if code_of(error) not in NO_SUCH_TABLE and "no such table" not in str(error):
+            if not is_missing_table(error):
                 raise
             raise StoreMismatch(
                 "There is no table effectonce_cursors in this database. Run `effectonce migrate --cursors URL`, or the "

@@ -10,11 +10,10 @@ from typing import Any
 
 from .. import _blocking
 from ..errors import ColourMismatch, StoreMismatch
-from ..transactions import Adapter, adapt, code_of
+from ..transactions import Adapter, adapt
+from ..transactions.base import is_missing_table
 from ._events import row_of
 from ._table import DEFAULT, checked, named
-
-NO_SUCH_TABLE = {"42P01", 1146}
 
 
 class Outbox:
@@ -78,7 +77,7 @@ class Writer:
         try:
             await self._adapter.execute(self._statement, row)
         except Exception as error:
-            if code_of(error) in NO_SUCH_TABLE or "no such table" in str(error):
+            if is_missing_table(error):
                 raise StoreMismatch(
                     f"There is no outbox {self._table} in this database, so the event was not added. Run "
                     "`effectonce migrate --outbox URL` first."

@@ -18,7 +18,7 @@ from .._records import Claim, Completion, Decision, Ending, Record, State, Verdi
 from ..errors import StoreMismatch, UsageError
 from ..stores._steps import DONE, Add, Added, End, Found, Step, SteppingStore, Swap
 from ..stores.base import StoreStats
-from .base import NO_SUCH_TABLE, Adapter, Result, Values, code_of
+from .base import Adapter, Result, Values, is_missing_table
 
 if TYPE_CHECKING:
     from ..stores.sqlite import SQLiteStore
@@ -33,9 +33,7 @@ class Explained:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and (
-            code_of(error) in NO_SUCH_TABLE or "no such table" in str(error)
-        ):
+        if isinstance(error, Exception) and is_missing_table(error):
             raise StoreMismatch(
                 f"This connection sees no table of effectonce's: {error}. Run `effectonce migrate URL` for the "
                 "database that the connection is to; inside your transaction nothing is created."

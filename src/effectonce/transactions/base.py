@@ -170,6 +170,11 @@ def code_of(error: BaseException) -> str | int | None:
     return None
 
 
+def is_missing_table(error: BaseException) -> bool:
+    """Whether an engine has not found a table, or what belongs to it."""
+    return code_of(error) in NO_SUCH_TABLE or "no such table" in str(error)
+
+
 def is_retryable(error: BaseException) -> bool:
     """Whether an engine's error asks for nothing but to run the whole transaction again."""
     return code_of(error) in RETRYABLE

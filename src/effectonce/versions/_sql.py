@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar, get_args
 from .._blocking import run
 from ..errors import ColourMismatch, UsageError
 from ..stores._named import statements
-from ..transactions import Dialect, Result, adapt, code_of
-from ..transactions.base import NO_SUCH_TABLE
+from ..transactions import Dialect, Result, adapt
+from ..transactions.base import is_missing_table
 from ._rules import HIGHEST
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Line(Quoting):
         try:
             return await self._adapter.execute(statement, values)
         except Exception as error:
-            if code_of(error) not in NO_SUCH_TABLE and "no such table" not in str(error):
+            if not is_missing_table(error):
                 raise
             raise UsageError(
                 "The tables of effectonce.versions are not in this database. Make them: `effectonce migrate --versions"
