@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from threading import get_ident
 from types import CoroutineType
 from typing import Any, NamedTuple
@@ -45,10 +45,19 @@ async def run_batch(
         raise UsageError(
             f"size={size} must be between 1 and {MAX_SIZE}, concurrency={concurrency} at least 1."
         )
+    return await in_pieces(slots, size, lambda piece: _Piece(flow, colour, piece, handler, concurrency).run())
+
+
+async def in_pieces(
+    slots: Sequence[Slot | Outcome[Any]],
+    size: int,
+    process: Callable[[list[Slot]], Awaitable[list[Outcome[Any]]]],
+) -> list[Outcome[Any]]:
+    """Process so many at a time; outcomes in order, among them those of slots that have theirs already."""
     good: list[Slot] = [slot for slot in slots if not isinstance(slot, Outcome)]
     outcomes: list[Outcome[Any]] = []
     for start in range(0, len(good), size):
-        outcomes += await _Piece(flow, colour, good[start : start + size], handler, concurrency).run()
+        outcomes += await process(good[start : start + size])
     rest = iter(outcomes)
     return [slot if isinstance(slot, Outcome) else next(rest) for slot in slots]
 

@@ -10,7 +10,7 @@ from .._attempt import Attempt
 from .._flow import Colour, Flow
 from .._messages import Outcome
 from .._records import Completion, Decision, Ending, Record, Verdict
-from ..batch import MAX_SIZE, Slot
+from ..batch import MAX_SIZE, Slot, in_pieces
 from ..errors import StoreError, UsageError
 from ._flow import AtomicFlow, ended_meanwhile, invoked, marked, store_of
 from ._stores import GRANTED
@@ -33,12 +33,7 @@ async def run_batch(
     assert isinstance(flow, AtomicFlow)
     if not 1 <= size <= MAX_SIZE:
         raise UsageError(f"size={size} must be between 1 and {MAX_SIZE}.")
-    good: list[Slot] = [slot for slot in slots if not isinstance(slot, Outcome)]
-    outcomes: list[Outcome[Any]] = []
-    for start in range(0, len(good), size):
-        outcomes += await _Piece(flow, colour, good[start : start + size], handler).run()
-    rest = iter(outcomes)
-    return [slot if isinstance(slot, Outcome) else next(rest) for slot in slots]
+    return await in_pieces(slots, size, lambda piece: _Piece(flow, colour, piece, handler).run())
 
 
 class _Piece:
