@@ -16,17 +16,7 @@ from aiokafka.errors import (  # type: ignore[import-untyped]
 from ..errors import StoreUnavailable, UsageError
 from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
-from ._kafka import (
-    DEFAULT_POLL_SECONDS,
-    REFUSALS,
-    Pauses,
-    Place,
-    Record,
-    code_of,
-    delivery_of,
-    pieces,
-    plan,
-)
+from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, is_refusal, pieces, plan
 
 if TYPE_CHECKING:
     from ._cursor_mode import Cursors
@@ -71,7 +61,7 @@ class AioKafka:
         return bool(self._consumer.assignment())
 
     def refuses(self, error: Exception) -> bool:
-        return code_of(error) in REFUSALS or isinstance(error, AuthenticationFailedError)
+        return is_refusal(error) or isinstance(error, AuthenticationFailedError)
 
     async def open(self) -> None:
         self._trouble = None

@@ -17,17 +17,7 @@ from ..errors import MissingExtra, StoreUnavailable, UsageError
 from ._consumer import done
 from ._cursor import check_end
 from ._delivery import DeadLetter, Delivery, Verdict, labels
-from ._kafka import (
-    DEFAULT_POLL_SECONDS,
-    REFUSALS,
-    Pauses,
-    Place,
-    Record,
-    code_of,
-    delivery_of,
-    pieces,
-    plan,
-)
+from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, is_refusal, pieces, plan
 
 try:
     import confluent_kafka as kafka
@@ -102,7 +92,7 @@ class Confluent:
         return bool(self._assigned)
 
     def refuses(self, error: Exception) -> bool:
-        return code_of(error) in REFUSALS
+        return is_refusal(error)
 
     async def open(self) -> None:
         await self.close()

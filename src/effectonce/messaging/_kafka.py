@@ -79,6 +79,11 @@ def code_of(error: Exception) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether Kafka does not let us in, or never does what is asked for."""
+    return code_of(error) in REFUSALS
+
+
 def delivery_of(record: Record, wanted: Any) -> Delivery:
     """A delivery. Kafka does not count them."""
     place = record.place
