@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tests.integration.dynamodb_helpers import one_session
 
 from effectonce import KeyReused, NotApplied, Outcome, Policy, Receiver, current
 from effectonce._blocking import run
@@ -27,9 +28,12 @@ from effectonce.errors import (
 from effectonce.hooks import Event
 from effectonce.keys import new_owner
 from effectonce.sessions import ClientSession, Opened, Request, Sessions
-from effectonce.testing.clocks import wait_until
+from effectonce.sessions._dynamodb import DynamoDBSessions
+from effectonce.stores import Store
+from effectonce.stores.dynamodb import DynamoDBStore
+from effectonce.testing.clocks import ManualClock, wait_until
 
-STORES = ["memory", "sqlite", "valkey", "valkey_cluster", "postgres", "mariadb"]
+STORES = ["memory", "sqlite", "valkey", "valkey_cluster", "postgres", "mariadb", "dynamodb", "dynamodb_local"]
 SHORT, LONG = 0.25, 60.0
 ADA = "ada"
 
@@ -58,7 +62,7 @@ class Shop:
 
 
 @pytest.fixture(params=STORES)
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     kind = request.param
     if kind == "memory":
         url = "memory://"
@@ -68,20 +72,37 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         url = request.getfixturevalue(kind).url
         if kind in ("postgres", "mariadb"):
             url += "?table=session_tests"
-    made = Shop(url)
+    one_session(monkeypatch)
+    made = Shop(Receiver(dynamodb_store(url)) if kind.startswith("dynamodb") else url)
     yield made
     made.close()
+
+
+def dynamodb_store(url: str) -> DynamoDBStore:
+    """Its clocks are this process's: here they stand still until ``later``."""
+    clock = ManualClock()
+    place: Any = {"region": "eu-central-1", "endpoint": url.partition("endpoint=")[2], "timeout": 60.0}
+    return DynamoDBStore("session-tests", **place, skew=0.0, clock=clock, monotonic=clock)
 
 
 def later(sessions: Sessions, seconds: float) -> None:
     """Wait until so many seconds have passed on the store's clock."""
     store = sessions.receiver.store
+    if isinstance(store, DynamoDBSessions):
+        cast("ManualClock", store.shelf.store.clock).advance(seconds)
+        return
     end = run(store.now()) + seconds
     wait_until(lambda: run(store.now()) > end)
 
 
 def claim_of(sessions: Sessions, request: Request, **policy: Any) -> Any:
     return sessions.call_of(request, b"asked", Policy(**policy), scope=ADA).claim
+
+
+def left(store: Store, key: str) -> float:
+    """How long the lease of a request lasts."""
+    held = run(store.get(key))
+    return held.lease_until - run(store.now()) if held else 0.0
 
 
 def refusal(action: Callable[[], Any]) -> str:
@@ -335,10 +356,13 @@ def test_a_session_with_a_request_running_is_not_collected(shop: Shop) -> None:
     """However short its lease is: the one of the request keeps it, for as long as that is renewed."""
     sessions = shop.sessions(lease=SHORT)
     opened = sessions.open(scope=ADA)
-    terms = Policy(lease=1.0)
+    terms = Policy(lease=1.2)
 
     def slow(request: Request) -> str:
-        later(sessions, 1.4)
+        store, key = sessions.receiver.store, claim_of(sessions, request).key
+        for _ in range(3):
+            later(sessions, 0.5)
+            wait_until(lambda: left(store, key) > 0.75)  # it was renewed
         sessions.collect(1000)
         return "done"
 

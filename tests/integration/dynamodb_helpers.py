@@ -15,6 +15,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 import boto3
+import pytest
 
 from effectonce._blocking import run
 from effectonce._records import Claim, Completion, Decision, Ending, Record, Renewal, State
@@ -25,8 +26,8 @@ REGION = "eu-central-1"
 ASKED = b"asked" * 6
 LONG = 3600.0
 
-Refusal = tuple[int, str]
-"""A status and a code."""
+Refusal = tuple[int, str] | tuple[int, str, dict[str, Any]]
+"""A status and a code, and what else the reply says."""
 Judge = Callable[[str, dict[str, Any]], Refusal | None]
 
 
@@ -91,10 +92,9 @@ class Gateway:
                 if refusal is None:
                     status, reply = gateway._forward(body, dict(self.headers))
                 else:
-                    status, code = refusal
-                    reply = json.dumps(
-                        {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"}
-                    ).encode()
+                    status, code, *more = refusal
+                    told = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"}
+                    reply = json.dumps(told | (more[0] if more else {})).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/x-amz-json-1.0")
                 self.send_header("Content-Length", str(len(reply)))
@@ -106,6 +106,17 @@ class Gateway:
 
         return Handler
 
+    def pass_on(self, operation: str, request: dict[str, Any]) -> tuple[int, bytes]:
+        """Have something done that was asked of the gateway, whatever that will say of it."""
+        headers = {
+            "X-Amz-Target": f"DynamoDB_20120810.{operation}",
+            "Content-Type": "application/x-amz-json-1.0",
+        }
+        headers["Authorization"] = (
+            "AWS4-HMAC-SHA256 Credential=test/20200101/eu-central-1/dynamodb/aws4_request"
+        )
+        return self._forward(json.dumps(request).encode(), headers)
+
     def _forward(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._target, timeout=20)
         try:
@@ -114,6 +125,16 @@ class Gateway:
             return reply.status, reply.read()
         finally:
             connection.close()
+
+
+@cache
+def _session(make: Any = boto3.Session) -> Any:
+    return make(region_name=REGION)
+
+
+def one_session(patch: pytest.MonkeyPatch) -> None:
+    """Let all stores share one of boto3's: what takes longest about a client is reading what DynamoDB can do."""
+    patch.setattr(boto3, "Session", lambda **_: _session())
 
 
 @cache

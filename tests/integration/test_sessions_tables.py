@@ -9,6 +9,7 @@ from tests.servers.fixtures import HasURL
 from effectonce import Receiver
 from effectonce.errors import StoreError, UsageError
 from effectonce.sessions import Request, Sessions
+from effectonce.stores.memory import MemoryStore
 
 
 def test_postgresql_by_hand(postgres: HasURL) -> None:
@@ -48,9 +49,17 @@ def test_mysql_by_hand(mariadb: HasURL) -> None:
                     session(f"DROP TABLE {place.table}_{table}")
 
 
-def test_a_store_without_sessions_says_so(dynamodb: HasURL) -> None:
-    """DynamoDB has no clock that a lease could go by; memory has no tables."""
-    with Receiver(f"{dynamodb.url}") as receiver, pytest.raises(UsageError, match="DynamoDB has no clock"):
-        Sessions(receiver)
-    with Receiver("memory://") as receiver, pytest.raises(UsageError, match="no tables"):
-        Sessions(receiver).ddl()
+def test_what_has_no_sessions_or_no_tables_says_so(dynamodb: HasURL) -> None:
+    """A store of another make has none; memory has no tables, and DynamoDB's sessions are in the store's own."""
+
+    class Other(MemoryStore):
+        """Not one that there are sessions for, as far as its class tells."""
+
+    store = Other()
+    with Receiver(store) as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("effectonce.sessions._server.STORES", {})
+        with pytest.raises(UsageError, match="no sessions in a Other"):
+            Sessions(receiver)
+    for url in ("memory://", dynamodb.url):
+        with Receiver(url) as receiver, pytest.raises(UsageError, match="no tables"):
+            Sessions(receiver).ddl()

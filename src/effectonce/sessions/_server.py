@@ -36,6 +36,7 @@ STORES: Final = {
     "redis": ("RedisStore", "_redis", "RedisSessions"),
     "postgres": ("PostgresStore", "_postgres", "PostgresSessions"),
     "mysql": ("MySQLStore", "_mysql", "MySQLSessions"),
+    "dynamodb": ("DynamoDBStore", "_dynamodb", "DynamoDBSessions"),
 }
 """By the module of a store: its class, and where the sessions beside its records are."""
 
@@ -236,8 +237,8 @@ def sessions_beside(store: Store) -> SessionStore:
             kind: Any = getattr(import_module(f".{home}", __package__), form)
             return cast("SessionStore", kind.beside(store))
     raise UsageError(
-        f"There are no sessions in a {type(store).__name__}. They need one with a clock of its own and transactions: "
-        "memory, SQLite, Redis, PostgreSQL, MySQL or MariaDB; DynamoDB has no clock. Or write a SessionStore."
+        f"There are no sessions in a {type(store).__name__}. They need one with transactions: memory, SQLite, Redis, "
+        "PostgreSQL, MySQL, MariaDB or DynamoDB. Or write a SessionStore."
     )
 
 

@@ -79,7 +79,7 @@ class DeskStore(SessionStore):
 
     async def contact(self, contact: Contact) -> Session:
         """Open, resume, touch or end a session."""
-        return cast("Session", _or_raised(await self.at_desk(lambda desk: contacting(desk, contact))))
+        return cast("Session", or_raised(await self.at_desk(lambda desk: contacting(desk, contact))))
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one request, with everything that its contact means for its session."""
@@ -156,7 +156,8 @@ async def _moved(desk: Desk, before: Session | None, after: Session | None) -> N
         await desk.write(after, before is None, before is not None and after.low > before.low)
 
 
-def _or_raised(answer: Any) -> Any:
+def or_raised(answer: Any) -> Any:
+    """An answer, unless it is a refusal: that is raised."""
     if isinstance(answer, Refused):
         raise answer
     return answer

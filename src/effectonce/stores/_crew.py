@@ -32,19 +32,23 @@ class Order:
 
 
 class Crew:
-    """Threads for steps, at most ``most_at_once()`` of them in one go, and one more for errands, which may take long.
+    """Threads for steps, at most ``most_at_once()`` of them in one go, and others for errands, which may take long.
 
     ``perform`` gives a reply or an exception for each step; what it raises is everyone's.
     """
 
     def __init__(
-        self, perform: Callable[[list[Any]], list[Any]], threads: int, most_at_once: Callable[[], int]
+        self,
+        perform: Callable[[list[Any]], list[Any]],
+        threads: int,
+        most_at_once: Callable[[], int],
+        errands: int = 1,
     ) -> None:
         self._perform = perform
         self._threads = threads
         self._most_at_once = most_at_once
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="effectonce-store")
-        self._errands = ThreadPoolExecutor(1, thread_name_prefix="effectonce-store-errands")
+        self._errands = ThreadPoolExecutor(errands, thread_name_prefix="effectonce-store-errands")
         self._lock = threading.Lock()
         self._inbox: deque[tuple[Order, int]] = deque()
         self._hired = self._busy = 0

@@ -14,15 +14,16 @@ What is usual or empty in a record is missing in its item: every attribute is pa
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable
 from hashlib import sha256
 from typing import NamedTuple
 
 from .._protocol import is_expired
-from .._records import NOBODY, Record, State, make
+from .._records import NOBODY, Completion, Record, State, make
 from ..errors import StoreMismatch
-from ._dynamodb_table import EXPIRY, KEY, Item
+from ._dynamodb_writes import EXPIRY, KEY, Change, Item
 
 STATES = {str(int(state)): state for state in State}
 ATTRIBUTES = ("K", "a", "d", "e", "f", "l", "m", "n", "o", "p", "r", "s", EXPIRY)
@@ -31,6 +32,8 @@ LONGEST_KEY = 1024
 """Bytes of a key that is its item's key itself. DynamoDB's limit is 2048."""
 A_DAY = 86_400
 """How much longer than its retention a held record stays out of reach of DynamoDB's deletion."""
+OF_SESSIONS = re.compile("(session:[0-9a-f]{32})(:[0-9a-f:]+)?")
+"""The keys of client sessions, and of what belongs to them. Keys of effects have a ``|`` in them, these have none."""
 MOST_WATCHED = 16_384
 
 Version = tuple[int, int]
@@ -64,6 +67,27 @@ def item_of(record: Record, lease: float, version: int, times: Item, result: Ite
 def held_until(lease_until: float, lease: float, version: int) -> Item:
     """What changes of an item when its lease is renewed."""
     return {"l": {"S": f"{float(lease)!r} {float(lease_until)!r} {version}"}}
+
+
+def held_by(owner: bytes, fence: int) -> Item:
+    """What the item of a claim has. Only what is PENDING has an owner."""
+    return {"o": {"B": owner}, "f": number(fence)}
+
+
+def same_as(record: Kept) -> Item:
+    """What an item has that is as it was read. A fence is in each state once, but held it may be renewed."""
+    same = {"s": number(record.state), "f": number(record.fence)}
+    return same | {"l": {"S": record.held}} if record.owner else same
+
+
+def ending_of(name: str, completion: Completion, kept: Item) -> Change:
+    """What ends a claim if it is held as the completion says. ``kept``: its times, and its result."""
+    values = {"s": number(completion.state)} | kept
+    has_answer = completion.state in (State.COMPLETED, State.FAILED)  # else a journal has to be kept
+    past = ("o", "l", EXPIRY, "e", *(("r", "n", "d") if has_answer else ()))
+    removed = tuple(attribute for attribute in past if attribute not in values)
+    no_journal: dict[str, None] = {} if has_answer else {"r": None, "n": None}
+    return Change(name, values, removed, {**held_by(completion.owner, completion.fence), **no_journal})
 
 
 def lease_of(item: Item) -> tuple[float, float, int]:
@@ -167,6 +191,17 @@ def part_key(name: str, index: int) -> str:
 def is_part(item: Item) -> bool:
     """Whether an item is a part of a result, and no record."""
     return "s" not in item and item[KEY]["S"].startswith("part:")
+
+
+def is_record(item: Item) -> bool:
+    """Whether an item is a record, and no part of one nor a session's."""
+    return not is_part(item) and session_of(item) is None
+
+
+def session_of(item: Item) -> str | None:
+    """The key of the session that an item is, or belongs to."""
+    found = OF_SESSIONS.fullmatch(item[KEY]["S"])
+    return found[1] if found else None
 
 
 def size_of(item: Item) -> int:

@@ -1,31 +1,40 @@
 """A DynamoDB table: conditional writes, reads, how it is made, and what its errors mean. Knows items, not records.
 
-There are two writes: put an item where there is none, and change one that still is as expected. When the condition
-does not hold, the reply carries the item that is there, so that meeting one costs no second request.
+There are three writes: put an item where there is none, and change or delete one that still is as expected. When the
+condition does not hold, the reply carries the item that is there, so that meeting one costs no second request.
 
 Many at once: BatchWriteItem takes no conditions, and a transaction fails as a whole and costs twice. So a batch is one
 PartiQL BatchExecuteStatement, in which each of up to 25 statements has a condition and an answer of its own. One
 answer is short: an INSERT that meets an item does not say what it met, so those items are read, with one more request
-for all of them. Whatever a batch leaves unanswered is sent alone.
+for all of them. Whatever a batch leaves unanswered is sent alone. Transactions are for what has to be done together.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable, UsageError
+from ._dynamodb_writes import (
+    EXPIRY,
+    KEY,
+    OPERATIONS,
+    Drop,
+    Item,
+    Put,
+    Update,
+    Where,
+    Write,
+    request_of,
+    statement_of,
+)
 
-Item = dict[str, dict[str, Any]]
 Outcome = Item | Exception | None
 """Of a write: None when it was done, else the item that is there (empty: none), or what went wrong."""
 
-KEY, EXPIRY = "k", "t"
-"""The table's key, and its time-to-live attribute."""
 MOST_WRITES, MOST_READS = 25, 100
 """What DynamoDB takes in one request."""
 CONNECTIONS = 64
@@ -34,36 +43,20 @@ MAKING_SECONDS = 60
 """How long to wait for a new table."""
 
 
-class Put(NamedTuple):
-    """Put an item where there is none."""
-
-    item: Item
-
-    @property
-    def key(self) -> str:
-        """The item concerned."""
-        key: str = self.item[KEY]["S"]
-        return key
-
-
-class Change(NamedTuple):
-    """Set and remove attributes of an item whose attributes are as ``where`` says; None: missing."""
-
-    key: str
-    values: Item
-    remove: tuple[str, ...]
-    where: Mapping[str, dict[str, Any] | None]
-    longer: str = ""
-    """An attribute whose value has to be missing, or shorter than the one that it is set to."""
-
-
-Write = Put | Change
-
-
 class Met(StoreError):
     """A condition did not hold. ``item`` is what is there instead."""
 
     item: Item
+
+
+class Cancelled(StoreError):
+    """A transaction was not done. ``reasons`` has one for each of its writes."""
+
+    reasons: list[dict[str, Any]]
+
+
+class Conflict(StoreUnavailable):
+    """A transaction that is under way has the item."""
 
 
 class Denied(StoreUnavailable):
@@ -133,38 +126,35 @@ class Table:
         item: Item = self._ask("get_item", Key={KEY: {"S": key}}, ConsistentRead=as_now).get("Item", {})
         return item
 
-    def write(self, write: Write) -> Item | None:
+    def write(self, write: Write | Update) -> Item | None:
         """Do one write: None, or the item that is there instead."""
+        name, request = request_of(write)
         try:
-            if isinstance(write, Put):
-                self._ask(
-                    "put_item",
-                    Item=write.item,
-                    ConditionExpression=f"attribute_not_exists({KEY})",
-                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
-                )
-            else:
-                self._ask("update_item", **_update(write))
+            self._ask(OPERATIONS[name], **request)
         except Met as met:
             return met.item
+        return None
+
+    def transact(self, writes: Sequence[Write | Update]) -> dict[str, Item] | None:
+        """Do all of some writes, or none: None, or the items that were not as expected, by key.
+
+        No items: another transaction has one of them.
+        """
+        parts = [{name: {"TableName": self.name, **request}} for name, request in map(request_of, writes)]
+        try:
+            self._call(self._client or self._open(), "transact_write_items", TransactItems=parts)
+        except Cancelled as cancelled:
+            both = zip(writes, cancelled.reasons, strict=True)
+            return {write.key: why.get("Item", {}) for write, why in both if why["Code"] == UNEXPECTED}
         return None
 
     def overwrite(self, item: Item) -> None:
         """Put an item, whatever is there."""
         self._ask("put_item", Item=item)
 
-    def delete(self, key: str, where: Item) -> bool:
+    def delete(self, key: str, where: Where) -> bool:
         """Delete an item that still is as expected: whether it was."""
-        condition, values = _condition(where)
-        with suppress(Met):
-            self._ask(
-                "delete_item",
-                Key={KEY: {"S": key}},
-                ConditionExpression=condition,
-                ExpressionAttributeValues=values,
-            )
-            return True
-        return False
+        return self.write(Drop(key, where)) is None
 
     def pages(self, start: Item | None = None, **choices: Any) -> Iterator[tuple[list[Item], Item | None]]:
         """The whole table, in no order, a megabyte at a time, and where the next page begins."""
@@ -205,7 +195,7 @@ class Table:
         for index in unseen:
             write = writes[index]
             item = found.get(write.key, {})
-            outcomes[index] = item if item or isinstance(write, Change) else self._alone(write)
+            outcomes[index] = self._alone(write) if isinstance(write, Put) and not item else item
         return outcomes
 
     def read_many(self, keys: Sequence[str], *, as_now: bool = True) -> dict[str, Item]:
@@ -222,7 +212,7 @@ class Table:
         return found
 
     def _batch(self, writes: Sequence[Write]) -> list[dict[str, Any]]:
-        statements = [_statement(self.name, write) for write in writes]
+        statements = [statement_of(self.name, write) for write in writes]
         unanswered = [{"Error": {"Code": "Unanswered"}}] * len(writes)
         try:
             reply = self._call(self._client or self._open(), "batch_execute_statement", Statements=statements)
@@ -368,12 +358,22 @@ class Table:
             met = Met()
             met.item = response.get("Item", {})
             return met
+        if code == "TransactionCanceledException":
+            cancelled = Cancelled()
+            cancelled.reasons = response.get("CancellationReasons", [])
+            others = [why for why in cancelled.reasons if why["Code"] not in LOOK_AGAIN]
+            if cancelled.reasons and not others:
+                return cancelled
+            code, why = (others[0]["Code"], others[0].get("Message", "")) if others else (code, why)
         status = response["ResponseMetadata"].get("HTTPStatusCode", 500)
         unknown = TROUBLE if status >= 500 else REFUSED
         kind, text = MEANINGS.get(code, unknown)
         return kind(text.format(place=self.place, code=code, why=why))
 
 
+UNEXPECTED = "ConditionalCheckFailed"
+LOOK_AGAIN = ("None", UNEXPECTED, "TransactionConflict")
+"""Why writes in a transaction were not done, if it is not for trouble."""
 HOW_TO_MAKE = (
     f"Let effectonce create it (create=yes), or create it with the string {KEY!r} as its partition key and {EXPIRY!r} "
     "as its time-to-live attribute; and look whether its name and region are right."
@@ -392,6 +392,11 @@ DENIED: Meaning = (
     Denied, "These AWS credentials are not allowed to do what effectonce does with the {place}: {why}",
 )  # fmt: skip
 TROUBLE: Meaning = (StoreUnavailable, "The {place} has trouble ({code}). Ask again.")
+UNFIT: Meaning = (Unfit, "The {place} refused a request that does not fit it: {why}")
+CONFLICT: Meaning = (
+    Conflict,
+    "A transaction that is under way has what was asked of the {place}. Ask again.",
+)
 REFUSED: Meaning = (StoreUnavailable, "The {place} refused a request ({code}): {why}")
 MEANINGS: dict[str, Meaning] = {
     "AccessDenied": DENIED,
@@ -402,73 +407,18 @@ MEANINGS: dict[str, Meaning] = {
     "InvalidSignatureException": UNKNOWN_CALLER,
     "LimitExceededException": THROTTLED,
     "MissingAuthenticationTokenException": UNKNOWN_CALLER,
+    "ProvisionedThroughputExceeded": THROTTLED,
     "ProvisionedThroughputExceededException": THROTTLED,
     "RequestLimitExceeded": THROTTLED,
     "ResourceInUseException": (InUse, "The {place} is being made or changed. Ask again."),
     "ResourceNotFoundException": (NotThere, f"There is no {{place}}. {HOW_TO_MAKE}"),
     "SignatureDoesNotMatch": UNKNOWN_CALLER,
+    "ThrottlingError": THROTTLED,
     "ThrottlingException": THROTTLED,
+    "TransactionConflictException": CONFLICT,
+    "TransactionInProgressException": CONFLICT,
     "UnknownOperationException": (Denied, "The {place} does not know one of DynamoDB's requests: {why}"),
     "UnrecognizedClientException": UNKNOWN_CALLER,
-    "ValidationException": (Unfit, "The {place} refused a request that does not fit it: {why}"),
+    "ValidationError": UNFIT,
+    "ValidationException": UNFIT,
 }
-
-
-# A write in DynamoDB's two languages
-
-
-def _update(change: Change) -> dict[str, Any]:
-    key, values, remove, where, longer = change
-    condition, compared = _condition(where)
-    if longer:
-        condition += f" AND (attribute_not_exists({longer}) OR size({longer}) < :size)"
-        compared[":size"] = {"N": str(len(values[longer]["B"]))}
-    return {
-        "Key": {KEY: {"S": key}},
-        "UpdateExpression": _expression(tuple(values), remove),
-        "ConditionExpression": condition,
-        "ExpressionAttributeValues": {f":{name}": value for name, value in values.items()} | compared,
-        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-    }
-
-
-@lru_cache(256)
-def _expression(values: tuple[str, ...], remove: tuple[str, ...]) -> str:
-    removed = f" REMOVE {', '.join(remove)}" if remove else ""
-    return "SET " + ", ".join(f"{name} = :{name}" for name in values) + removed
-
-
-def _condition(where: Mapping[str, dict[str, Any] | None]) -> tuple[str, Item]:
-    terms = [
-        f"attribute_not_exists({name})" if is_ is None else f"{name} = :is_{name}"
-        for name, is_ in where.items()
-    ]
-    return " AND ".join(terms), {f":is_{name}": is_ for name, is_ in where.items() if is_ is not None}
-
-
-def _statement(table: str, write: Write) -> dict[str, Any]:
-    if isinstance(write, Put):
-        return {"Statement": _insert(table, tuple(write.item)), "Parameters": [*write.item.values()]}
-    terms = tuple((name, is_ is None) for name, is_ in write.where.items())
-    compared = [is_ for is_ in write.where.values() if is_ is not None]
-    return {
-        "Statement": _change(table, tuple(write.values), write.remove, terms),
-        "Parameters": [*write.values.values(), {"S": write.key}, *compared],
-        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-    }
-
-
-@lru_cache(256)
-def _insert(table: str, names: tuple[str, ...]) -> str:
-    return f'INSERT INTO "{table}" VALUE {{{", ".join(f"{name!r}: ?" for name in names)}}}'
-
-
-@lru_cache(256)
-def _change(
-    table: str, values: tuple[str, ...], remove: tuple[str, ...], where: tuple[tuple[str, bool], ...]
-) -> str:
-    clauses = [f'SET "{name}" = ?' for name in values] + [f'REMOVE "{name}"' for name in remove]
-    terms = [f'"{KEY}" = ?'] + [
-        f'"{name}" IS MISSING' if missing else f'"{name}" = ?' for name, missing in where
-    ]
-    return f'UPDATE "{table}" {" ".join(clauses)} WHERE {" AND ".join(terms)}'

@@ -35,7 +35,8 @@ from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from . import _dynamodb_items as items
 from ._crew import Crew, awaited
 from ._dynamodb_items import Glance, Kept, Watches, item_key, number
-from ._dynamodb_table import EXPIRY, KEY, MOST_WRITES, Change, Item, Outcome, Put, Table, Write
+from ._dynamodb_table import MOST_WRITES, Outcome, Table
+from ._dynamodb_writes import EXPIRY, KEY, Change, Item, Put
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
 from ._urls import shown
 from .base import Features, Store, StoreStats
@@ -49,6 +50,8 @@ LARGEST_SHARED = 16_384
 """Bytes of a result that may share a request with others."""
 THREADS = 4
 """Requests that a crowd has on its way at once; each carries up to 25 steps."""
+ERRANDS = 16
+"""What else is done for callers on event loops at once: requests of sessions, and operators' questions."""
 LONERS = 2
 """Threads that go alone at once, each with its own step; who comes when so many are on their way joins the crowd."""
 STATS_PAGES = 8
@@ -197,7 +200,7 @@ class DynamoDBStore(_Verbs):
             if self._table.closed:
                 raise StoreUnavailable("The store is closed.")
             if self._crew is None:
-                self._crew = Crew(self.perform, THREADS, lambda: self._table.most_at_once)
+                self._crew = Crew(self.perform, THREADS, lambda: self._table.most_at_once, ERRANDS)
             return self._crew
 
     def close(self) -> None:
@@ -270,7 +273,7 @@ class DynamoDBStore(_Verbs):
         write = self._write_of(step, now)
         return self._reply(step, write, self._table.write(write), now)
 
-    def _write_of(self, step: Step, now: float) -> Write:
+    def _write_of(self, step: Step, now: float) -> Put | Change:
         """The conditional write that a step is."""
         match step:
             case Add(claim):
@@ -278,15 +281,11 @@ class DynamoDBStore(_Verbs):
                 added = cast("Record", decide_claim(None, claim, now, fence - 1).record)
                 times = items.times_of(added, now, self._skew)
                 return Put(items.item_of(added, claim.lease, fence, times, {}))
-            case End((key, owner, fence, state, result, keep, _)):
+            case End(completion):
+                key, _, fence, state, result, keep, _ = completion
                 ended = Record(key, state, NOBODY, fence, b"", 0.0, 1, result, now + keep, False)
                 times = items.times_of(ended, now, self._skew)
-                values = {"s": number(state)} | times | self._result_of(ended, times)
-                has_answer = state in (State.COMPLETED, State.FAILED)  # else a journal has to be kept
-                past = ("o", "l", EXPIRY, "e", *(("r", "n", "d") if has_answer else ()))
-                removed = tuple(name for name in past if name not in values)
-                no_journal: dict[str, None] = {} if has_answer else {"r": None, "n": None}
-                return Change(item_key(key), values, removed, {**_held_by(owner, fence), **no_journal})
+                return items.ending_of(item_key(key), completion, times | self._result_of(ended, times))
             case Hold(renewal) | Save(renewal):
                 key, owner, fence, lease, keep, journal = renewal
                 until = now + lease
@@ -294,7 +293,7 @@ class DynamoDBStore(_Verbs):
                 times = items.times_of(held, now, self._skew)
                 values = items.held_until(until, lease, self._stamp(now)) | times
                 # Claimed at most once it has no t to renew: the condition fails, and the protocol swaps all of it.
-                where = {**_held_by(owner, fence), "m": None}
+                where = {**items.held_by(owner, fence), "m": None}
                 if journal is None:
                     return Change(item_key(key), values, (), where)
                 kept: Item = {"r": {"B": journal}}
@@ -306,10 +305,10 @@ class DynamoDBStore(_Verbs):
                 values = items.item_of(after, lease, version, times, self._result_of(after, times))
                 del values[KEY]
                 removed = tuple(name for name in items.ATTRIBUTES if name not in values)
-                return Change(item_key(before.key), values, removed, _same_as(seen))
+                return Change(item_key(before.key), values, removed, items.same_as(seen))
         raise AssertionError(f"{step!r} is no write")
 
-    def _reply(self, step: Step, write: Write, outcome: Outcome, now: float) -> Any:
+    def _reply(self, step: Step, write: Put | Change, outcome: Outcome, now: float) -> Any:
         if isinstance(outcome, Exception):
             raise outcome
         if outcome is not None:
@@ -357,7 +356,7 @@ class DynamoDBStore(_Verbs):
         choices: dict[str, Any] = {"ConsistentRead": True}
         if state is not None:
             choices |= {"FilterExpression": "s = :s", "ExpressionAttributeValues": {":s": number(state)}}
-        every = (item for page, _ in self._table.pages(**choices) for item in page if not items.is_part(item))
+        every = (item for page, _ in self._table.pages(**choices) for item in page if items.is_record(item))
         following = (item for item in every if items.key_of(item) > after)
         now = self.clock()
         return [self._record_of(item, now) for item in heapq.nsmallest(limit, following, key=items.key_of)]
@@ -371,7 +370,7 @@ class DynamoDBStore(_Verbs):
             whole = following is None
             seen, size = seen + len(page), size + sum(map(items.size_of, page))
             for item in page:
-                if not items.is_part(item):
+                if items.is_record(item):
                     record = items.record_of(item, now, self._watches.lease_seems_to_end)
                     states[record.state.name] += 1
                     expired += is_expired(record, now)
@@ -388,12 +387,14 @@ class DynamoDBStore(_Verbs):
             if EXPIRY in item and items.seconds(item[EXPIRY]) <= now:
                 self._table.delete(key, {EXPIRY: item[EXPIRY]})
             return False
+        if not items.is_record(item):
+            return False
         watches = self._watches
         for lease in (watches.lease_seems_to_end, watches.lease_ends):  # watch only what seems to be over
             record = items.record_of(item, now, lease)
             if not is_expired(record, now):
                 return False
-        return self._table.delete(key, _same_as(record))
+        return self._table.delete(key, items.same_as(record))
 
     # Results
 
@@ -463,17 +464,6 @@ def _check(table: str, endpoint: str | None, timeout: float, skew: float) -> Non
         raise UsageError(f"timeout={timeout!r} must be a number of seconds above 0.")
     if not 0 <= skew < math.inf:
         raise UsageError(f"skew={skew!r} must be a number of seconds, 0 or more.")
-
-
-def _held_by(owner: bytes, fence: int) -> Item:
-    """Only what is PENDING has an owner."""
-    return {"o": {"B": owner}, "f": number(fence)}
-
-
-def _same_as(record: Kept) -> Item:
-    """A fence is in each state once, but held it may be renewed."""
-    same = {"s": number(record.state), "f": number(record.fence)}
-    return same | {"l": {"S": record.held}} if record.owner else same
 
 
 def _is_small(step: Asked) -> bool:
