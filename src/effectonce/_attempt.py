@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .steps import Journal, Step
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 STEP_OPERATION = "step"
 """The operation in the key of a step that is recorded in a transaction of the user's."""
@@ -236,6 +238,12 @@ class Unprotected(Attempt):
 
 CURRENT: ContextVar[Attempt] = ContextVar("effectonce_attempt")
 STEP: ContextVar[Step] = ContextVar("effectonce_step")
+
+
+def take_back(variable: ContextVar[T], token: Token[T]) -> None:
+    """Undo what a block set on its way in. It may be left elsewhere, as in a generator: nothing is set there."""
+    with suppress(ValueError):
+        variable.reset(token)
 
 
 def here() -> object:

@@ -8,7 +8,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ._attempt import CURRENT, Attempt, here
+from ._attempt import CURRENT, Attempt, here, take_back
 from ._blocking import run
 from .errors import ColourMismatch, UsageError
 
@@ -116,7 +116,7 @@ class Claiming:
         if self._attempt is None:
             return
         assert self._token is not None
-        CURRENT.reset(self._token)
+        take_back(CURRENT, self._token)
         if self._outcome is not None:
             return
         if error is None:

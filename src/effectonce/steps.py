@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from . import _progress as progress
 from . import codec, keys
 from ._answers import call_of
-from ._attempt import CURRENT, STEP, STEP_OPERATION, Attempt
+from ._attempt import CURRENT, STEP, STEP_OPERATION, Attempt, take_back
 from ._blocking import not_awaited, run
 from ._flow import insist
 from ._records import Record, Renewal
@@ -351,8 +351,8 @@ class Step:
 
     def _step_out(self) -> None:
         assert self._tokens is not None
-        CURRENT.reset(self._tokens[0])
-        STEP.reset(self._tokens[1])
+        take_back(CURRENT, self._tokens[0])
+        take_back(STEP, self._tokens[1])
 
     def _settle(self, value: Any) -> None:
         self._value, self._done = value, True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -317,3 +319,30 @@ def test_a_block_that_was_overtaken_gets_the_answer_that_counts(
         with pytest.raises(LeaseLost):
             run()
     assert "fenced" in told.kinds()
+
+
+def test_a_block_may_be_left_elsewhere_than_it_was_entered(receiver: Receiver, colour: Colour) -> None:
+    """A generator around it may be resumed in another context, as web frameworks do: it is recorded all the same."""
+    if colour.name == "blocking":
+        claim = receiver.claim("k")
+        copy_context().run(claim.__enter__)
+        copy_context().run(claim.__exit__, None, None, None)
+    else:
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                await asyncio.create_task(stack.enter_async_context(receiver.claim("k")))
+
+        asyncio.run(main())
+    record = receiver.get("k")
+    assert record is not None and record.state is State.COMPLETED
+
+
+def test_a_step_may_be_left_elsewhere_than_it_was_entered(receiver: Receiver) -> None:
+    """The same of the step of a block."""
+    with receiver.claim("k") as claim:
+        step = claim.attempt.stepping("reserve")
+        copy_context().run(step.__enter__)
+        step.complete(4)
+        step.__exit__(None, None, None)
+        assert claim.attempt.step("charge", lambda: current().key_for("x")) != claim.attempt.key_for("x")
