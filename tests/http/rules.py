@@ -162,6 +162,13 @@ class HttpRules:
         first, second = site.twice("/optional/pay", site.new())
         assert (first.replayed, second.replayed) == (False, True)
 
+    @pytest.mark.parametrize("dish", ["secret", "undone"])
+    def test_rule_03_what_a_handler_says_of_its_answer_is_no_mistake_without_a_key(
+        self, site: Site, dish: str
+    ) -> None:
+        """Where none is required: there is nothing to remember, and nothing to give back."""
+        assert site.send("POST", f"/optional/{dish}?n={site.new()}").status == 200
+
     def test_rule_03_a_natural_key_stands_in_for_a_missing_one(self, site: Site) -> None:
         """Made by the function that the user names, and told to the client."""
         name = site.new()

@@ -262,6 +262,16 @@ def raised(error: BaseException | None) -> None:
         wish.nothing_happened |= isinstance(error, NotApplied)
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Where a request passes that need not have a key: what its handler says of its answer is no mistake."""
+    token = WISH.set(Wish())
+    try:
+        yield
+    finally:
+        WISH.reset(token)
+
+
 def _wish() -> Wish:
     try:
         return WISH.get()

@@ -33,7 +33,7 @@ from ._asgi_body import (
     take_in,
     whole,
 )
-from ._boundary import WISH, Boundary, Exchange, checked_scope, key_missing, natural_key
+from ._boundary import WISH, Boundary, Exchange, Wish, checked_scope, key_missing, natural_key, unheard
 from ._exchange import PUBLIC, Answer, Problem, fingerprint_of, key_of, start_of
 from ._rules import SAFE, Headers, Request, Route, Rules, RuleWords, Scope
 
@@ -97,7 +97,8 @@ class IdempotencyMiddleware:
         if key is None and rules.key is None:
             if rules.required:
                 raise key_missing(rules)
-            await self.app(scope, receive, send)
+            with unheard():
+                await self.app(scope, receive, send)
             return
         boundary, whose = self.boundary, PUBLIC
         if callable(boundary.scope):
@@ -402,6 +403,7 @@ class _Claimable(_Covered):
         if key is None and rules.key is None:
             if rules.required:
                 raise key_missing(rules)
+            WISH.set(Wish())  # which nobody hears
             return None
         fingerprint = await self._passing.take_in_rest(self._declared)
         if key is None:

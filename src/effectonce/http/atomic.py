@@ -30,7 +30,7 @@ from ..transactions._flow import AtomicAttempt, ended_meanwhile
 from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
-from ._boundary import Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key
+from ._boundary import Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key, unheard
 from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, sound, start_of
 from ._intake import take_in_from, whole
 from ._rules import Route, Rules, RuleWords, Scope
@@ -139,7 +139,8 @@ class AtomicMiddleware:
             lines = [value for name, value in scope["headers"] if name == rules.header_name]
             key = key_in(rules, lines)
             if key is None and rules.key is None:
-                await self.app(scope, receive, send)
+                with unheard():
+                    await self.app(scope, receive, send)
                 return
             answer = await self._answer(rules, scope, receive, key)
         except Problem as problem:
@@ -235,7 +236,8 @@ class AtomicWSGIMiddleware:
         try:
             key = key_in(rules, wsgi._lines(environ, rules.header))
             if key is None and rules.key is None:
-                return self.app(environ, start_response)
+                with unheard():
+                    return self.app(environ, start_response)
             answer = self._answer(rules, environ, key)
         except Problem as problem:
             answer = problem.answer(rules.documentation)

@@ -33,7 +33,7 @@ from typing import IO, Any, TypeVar, Unpack, overload
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key, raised
+from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key, raised, unheard
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
 from ._rules import Request, Rules, RuleWords, mark, mark_of
@@ -95,7 +95,7 @@ class IdempotencyMiddleware:
         except Problem as problem:
             return self._side.drive(_answered(problem, rules))
         if key is None and rules.key is None:
-            return self.get_response(request)
+            return self._side.drive(self._side.let_pass(request))
         return self._side.drive(self._covered(self.boundary, self._side, rules, request).run(key))
 
     @property
@@ -229,6 +229,10 @@ class _Sync:
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await work
 
+    async def let_pass(self, request: Any) -> Any:
+        with unheard():
+            return self._get_response(request)
+
     async def respond(self, request: Any, exchange: Exchange) -> Any:
         return self._get_response(request)
 
@@ -281,6 +285,10 @@ class _Async:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
+
+    async def let_pass(self, request: Any) -> Any:
+        with unheard():
+            return await self._get_response(request)
 
     async def respond(self, request: Any, exchange: Exchange) -> Any:
         return await self.colour.attend(exchange.attempt, self._get_response(request))

@@ -18,7 +18,7 @@ from wsgiref.util import FileWrapper
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch
-from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key
+from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key, unheard
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import take_in_from, whole
 from ._rules import Request, Route, Rules, RuleWords, Scope
@@ -62,7 +62,8 @@ class IdempotencyMiddleware:
                 return _Covered(self, rules, environ, start_response).run(key)
         except Problem as problem:
             return _send(start_response, problem.answer(rules.documentation))
-        return self.app(environ, start_response)
+        with unheard():
+            return self.app(environ, start_response)
 
     def rules_for(self, environ: Environ) -> Rules | None:
         """The rules for a request; None if it is not covered."""
