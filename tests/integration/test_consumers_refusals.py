@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutErro
 from confluent_kafka import KafkaError, KafkaException
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from tests.integration.consumers_helpers import stop_when
 
 from effectonce import Receiver
 from effectonce.errors import UsageError
@@ -226,6 +228,19 @@ def test_kafka_that_knows_no_such_user(kafka: Any, receiver: Receiver, awaits: b
     assert "_AUTHENTICATION" in ended
     assert "hunter2" not in ended
     assert heard
+
+
+def test_kafka_that_is_away_is_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nobody else listens: a poll says nothing of it."""
+    configuration = {"bootstrap.servers": "127.0.0.1:1", "group.id": "refusals", "log_level": 0}
+    consumer = messaging_kafka.Consumer(configuration, "refusals", receiver=receiver)
+
+    def is_logged() -> bool:
+        return any("Kafka can't be reached: " in record.getMessage() for record in caplog.records)
+
+    stop_when(consumer, is_logged, time.monotonic() + LAST_SECONDS)
+    consumer.run(lambda _: None)
+    assert is_logged()
 
 
 def test_what_kafka_refuses() -> None:

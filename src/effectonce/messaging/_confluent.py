@@ -7,6 +7,7 @@ has to be awaited.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ._cursor_mode import Cursors
 
 T = TypeVar("T")
+
+log = logging.getLogger("effectonce.messaging")
 
 DELIVERY_SECONDS = 30.0
 ASK_SECONDS = 10.0
@@ -114,6 +117,8 @@ class Confluent:
             self._trouble = self._trouble or refusal
         if (own := self._configuration.get("error_cb")) is not None:
             await done(own(error))
+        else:  # nor does the client log it any more
+            log.warning("Kafka can't be reached: %s", error.str())
 
     async def _take(self, client: Any, partitions: list[TopicPartition]) -> None:
         places = {Place(each.topic, each.partition) for each in partitions}
