@@ -239,6 +239,8 @@ class DynamoDBDesk:
         """Read a session and a request, if they were not seen yet. A session that is over is ended first."""
         sessions, home = self._sessions, name_of(session)
         name = home if key is None else name_of(*parts_of(key))
+        if self._seen.get(home) and key is not None and parts_of(key)[1] not in numbers_of(self._seen[home]):
+            self._seen.setdefault(name, {})  # a number that is not noted is not there
         unseen = [each for each in dict.fromkeys((home, name)) if each not in self._seen]
         if unseen:
             found: Seen = await sessions.errand(partial(sessions.shelf.table.read_many, unseen))
