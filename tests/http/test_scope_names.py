@@ -9,12 +9,13 @@ from uuid import UUID
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from effectonce import Receiver, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC
-from effectonce.http._boundary import checked_scope
 from effectonce.http._exchange import Problem
+from effectonce.http._names import checked_scope
 from effectonce.http.asgi import IdempotencyMiddleware
 from effectonce.stores.memory import MemoryStore
 
@@ -114,7 +115,23 @@ class Proxy:
         return str(object())
 
 
-@pytest.mark.parametrize("given", [User(), Proxy()], ids=lambda it: type(it).__name__)
+class Model(BaseModel):
+    """Its text is all that it holds, which may be another at the next request."""
+
+    id: int = 1
+    seen: str = "today"
+
+
+class Row:
+    """As an object-relational mapper has them."""
+
+    pk = 1
+
+    def __str__(self) -> str:
+        return "Ann Miller"
+
+
+@pytest.mark.parametrize("given", [User(), Proxy(), Model(), Row()], ids=lambda it: type(it).__name__)
 def test_a_user_is_no_name(given: Any) -> None:
     """Everybody who isn't logged in would be one caller, and get the others' answers; or none would be known again."""
     with pytest.raises(UsageError, match="such as the id of a user"):

@@ -6,7 +6,6 @@ The methods of ``Exchange`` are coroutines in the adapter's own colour, so that 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +20,7 @@ from .._messages import Outcome
 from .._receiver import Receiver
 from .._records import Decision, Ending, make
 from ..errors import InProgress, LateArrival, NotApplied, StoreError, UsageError
-from ..keys import composite, content_id, prefix
+from ..keys import composite, prefix
 from ._exchange import (
     ANSWER,
     NOT_REPLAYABLE,
@@ -36,6 +35,7 @@ from ._exchange import (
     remembered,
     word_on,
 )
+from ._names import MOST_NAMES, OPERATION
 from ._quota import Quota
 from ._rules import (
     SAFE,
@@ -49,7 +49,6 @@ from ._rules import (
     rules_of,
 )
 
-OPERATION = "http"
 MOST_WARNINGS = 50
 SECONDS_BETWEEN_COMPLAINTS = 1.0
 log = logging.getLogger("effectonce.http")
@@ -164,65 +163,6 @@ def claimed_here(boundary: Boundary) -> Boundary:
     """A boundary of an adapter that always claims before the handler runs."""
     refuse_claims_by_handlers([boundary.rules, *(rules for _, rules in boundary.routes if rules)])
     return boundary
-
-
-LONGEST_NAME = 64
-MOST_NAMES = 4096
-_fit_names: set[str] = set()
-"""Names that were found fit to be names, and are no secrets."""
-_UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-_CREDENTIALS = re.compile(
-    r"(basic|bearer|digest|negotiate|token|api-?key|session(id)?)[ :=]"  # a whole header, or a cookie
-    r"|(sk|pk|rk|gh[a-z]|github_pat|glpat|xox[a-z]|whsec|api|key|tok|pat)[_-]"  # beginnings that tokens have
-    rf"|(?!{_UUID})(?=.*[0-9])(?=.*[a-z])[^ @]{{20,}}$"  # what nobody would choose for a name
-    r"|[0-9a-f]{64}$",  # one of our own hashes: as it stands, it would be the name of whom it was made for
-    re.IGNORECASE,
-)
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")
-"""How an object ends that stands for one without a text of its own."""
-
-
-def checked_scope(scope: Any) -> str:
-    """The name that a scope function gave. One that gives nothing refuses the request.
-
-    What looks like credentials, or is too long for a name, is stored and logged as a hash of it.
-    """
-    if type(scope) is str and scope in _fit_names:
-        return scope
-    name = _name_in(scope)
-    if not name or name.isspace():
-        raise Problem("scope-missing", "Send the credentials that this API asks for.")
-    try:
-        if len(name) > LONGEST_NAME or _CREDENTIALS.match(name):
-            name = content_id(name)
-        prefix(name, OPERATION)
-    except UsageError:
-        raise Problem("scope-missing", "These credentials can't name anybody.") from None
-    if name == scope:
-        if len(_fit_names) >= MOST_NAMES:
-            _fit_names.clear()
-        _fit_names.add(name)
-    return name
-
-
-def _name_in(scope: Any) -> str:
-    """What a scope function gave, as text; "" for nothing."""
-    if not scope:
-        return ""
-    if isinstance(scope, bytes):  # a header, as ASGI has it
-        return scope.decode("latin-1")
-    text: Any = type(scope).__str__
-    nameless = scope is True or (text is object.__str__ and not isinstance(scope, int))
-    # A user is no name: whom nobody knows is "AnonymousUser" in many, and two may be called the same.
-    if nameless or hasattr(scope, "is_authenticated") or _ADDRESS.search(name := str(scope)):
-        # It has an address instead of a name, so that no repeat would be known; or it changes with what it holds.
-        raise UsageError(
-            f"The scope function gave a {type(scope).__name__}. Have it give a name: a string or a whole number, such "
-            "as the id of a user."
-        )
-    return name
 
 
 # -- The handler's word --------------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ from ._asgi_body import (
     take_in,
     whole,
 )
-from ._boundary import WISH, Boundary, Exchange, Wish, checked_scope, key_missing, natural_key, unheard
+from ._boundary import WISH, Boundary, Exchange, Wish, key_missing, natural_key, unheard
 from ._exchange import PUBLIC, Answer, Problem, fingerprint_of, key_of, start_of
+from ._names import checked_scope
 from ._rules import SAFE, Headers, Request, Route, Rules, RuleWords, Scope
 
 Send = Callable[[Message], Awaitable[None]]

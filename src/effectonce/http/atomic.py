@@ -30,9 +30,10 @@ from ..transactions._flow import AtomicAttempt, ended_meanwhile
 from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
-from ._boundary import Boundary, Exchange, Wish, checked_scope, claimed_here, key_in, natural_key, unheard
+from ._boundary import Boundary, Exchange, Wish, claimed_here, key_in, natural_key, unheard
 from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, sound, start_of
 from ._intake import take_in_from, whole
+from ._names import checked_scope
 from ._rules import Route, Rules, RuleWords, Scope
 from .asgi import App, Send, _request, _send, _without_extensions, seen_path
 

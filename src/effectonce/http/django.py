@@ -33,9 +33,10 @@ from typing import IO, Any, TypeVar, Unpack, overload
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary, Exchange, checked_scope, claimed_here, key_in, natural_key, raised, unheard
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, raised, unheard
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
+from ._names import checked_scope
 from ._rules import Request, Rules, RuleWords, mark, mark_of
 
 try:

@@ -25,9 +25,10 @@ from .._receiver import Receiver
 from ..sessions import ClientSession, Journal, Sessions
 from . import asgi, wsgi
 from ._asgi_body import Gone, Receive, begin, check_size, close, declared_length, take_in
-from ._boundary import checked_scope, claimed_here
+from ._boundary import claimed_here
 from ._exchange import PUBLIC, Problem
 from ._lazy import loading
+from ._names import checked_scope
 from ._rules import Headers, Route, Rules, RuleWords, Scope
 from ._sessions import CLIENT_HEADER, DEFAULT_PATH, SessionExchange, SessionPath, opened_from, request_in
 
