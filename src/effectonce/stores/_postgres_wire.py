@@ -45,14 +45,15 @@ def parameters_of(url: str) -> dict[str, Any]:
 def dialler(url: str, seconds: float, prepare: bool) -> Connect:
     """What opens connections to the database that a URL names."""
     given = parameters_of(url)
-    parameters: dict[str, Any] = {"connect_timeout": ceil(seconds), "application_name": "effectonce", **given}
+    usual = {"connect_timeout": ceil(seconds), "application_name": "effectonce"}
+    parameters: dict[str, Any] = {**usual, **given, "client_encoding": "UTF8"}
     if prepare:
         said = ["-c " + f"{name}={value}".replace(" ", "\\ ") for name, value in settings(seconds).items()]
         parameters["options"] = " ".join([str(parameters.get("options", "")), *said])
 
     def connect() -> psycopg.Connection[Any]:
         try:
-            connection = psycopg.connect(**parameters, autocommit=True, client_encoding="UTF8")
+            connection = psycopg.connect(**parameters, autocommit=True)
         except psycopg.OperationalError as error:
             raise Lost(str(error)) from error
         try:

@@ -1,4 +1,4 @@
-"""asyncpg's connections of one event loop: what becomes of them when the loop is gone."""
+"""Connections to PostgreSQL: how they are opened, and what becomes of them when their loop is gone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import psycopg
+import pytest
+
 from effectonce.stores._postgres_asyncpg import LoopWires
+from effectonce.stores._postgres_wire import dialler
 
 
 class Connection:
@@ -34,3 +38,16 @@ def test_a_loop_that_was_not_shut_down_in_good_order_leaves_no_connection() -> N
     connection = ref(wires._stack[0])
     wires.close()
     assert connection() is None
+
+
+def test_keys_are_sent_in_one_encoding_whatever_the_url_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """URLs of other programs often name one; theirs must not decide how keys are written, nor be in the way."""
+    opened: list[dict[str, Any]] = []
+
+    def connect(**parameters: Any) -> Any:
+        opened.append(parameters)
+        return SimpleNamespace(pgconn=SimpleNamespace(server_version=180000))
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    dialler("postgresql://shop@db/shop?client_encoding=latin1&application_name=shop", 5.0, prepare=True)()
+    assert [opened[0][name] for name in ("client_encoding", "application_name")] == ["UTF8", "shop"]
