@@ -8,33 +8,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import sys
-from pathlib import Path
 
-from tests.servers import debian, fetching
+from tests.servers import fetching
 from tests.servers.base import HOST
+from tests.servers.maven import Artifact, java
 from tests.servers.process import ASK_SECONDS, ProcessServer
 
 TABLE, REGION = "effectonce", "eu-central-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-LOCAL_VERSION = "2.6.1"
-POM = f"""\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>effectonce</groupId>
-  <artifactId>dynamodb-local</artifactId>
-  <version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-    <dependency>
-      <groupId>com.amazonaws</groupId>
-      <artifactId>DynamoDBLocal</artifactId>
-      <version>{LOCAL_VERSION}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
+LOCAL = Artifact("dynamodb-local", "com.amazonaws", "DynamoDBLocal", "2.6.1")
 
 
 class DynamoDB(ProcessServer):
@@ -101,30 +84,11 @@ class DynamoDBLocal(DynamoDB):
     @classmethod
     def get(cls) -> None:
         java()
-        libraries()
+        LOCAL.libraries()
 
     def command(self) -> list[str]:
-        machine = [str(java()), "-XX:TieredStopAtLevel=1", f"-Djava.library.path={libraries()}"]
-        main = ["-cp", f"{libraries()}/*", "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"]
+        machine = [str(java()), "-XX:TieredStopAtLevel=1", f"-Djava.library.path={LOCAL.libraries()}"]
+        main = ["-cp", f"{LOCAL.libraries()}/*", "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"]
         place = ["-inMemory"] if self._in_memory else ["-dbPath", str(self.folder)]
         options = ["-port", str(self.port), *place, "-sharedDb", "-disableTelemetry"]
         return [*machine, *main, *options]
-
-
-def java() -> Path:
-    """What runs DynamoDB Local."""
-    return debian.installed("java", package="openjdk-17-jre-headless")
-
-
-def libraries() -> Path:
-    """The folder with DynamoDB Local and what it needs."""
-    return fetching.cached(f"dynamodb-local-{LOCAL_VERSION}", _get_libraries) / "lib"
-
-
-def _get_libraries(folder: Path) -> None:
-    project = folder / "pom.xml"
-    project.write_text(POM)
-    if not shutil.which("mvn"):
-        debian.install("mvn", package="maven")
-    goal = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
-    fetching.run("getting DynamoDB Local", "mvn", "--batch-mode", "--file", str(project), *goal)

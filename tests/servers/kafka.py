@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
-from tests.servers import debian, fetching
 from tests.servers.base import HOST, StartError
-from tests.servers.dynamodb import java
+from tests.servers.maven import Artifact, java
 from tests.servers.ports import reserve_port
 from tests.servers.process import ProcessServer
 
-VERSION = "4.1.0"
+KAFKA = Artifact("kafka", "org.apache.kafka", "kafka_2.13", "4.1.0")
 CLUSTER = "ZWZmZWN0b25jZS10ZXN0cw"
-POM = f"""\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>effectonce</groupId>
-  <artifactId>kafka</artifactId>
-  <version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_2.13</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
 DEFAULTS = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -57,7 +39,7 @@ class Kafka(ProcessServer):
     @classmethod
     def get(cls) -> None:
         java()
-        libraries()
+        KAFKA.libraries()
 
     def prepare(self) -> None:
         """Nothing yet: the files of a node name its port."""
@@ -105,18 +87,4 @@ class Kafka(ProcessServer):
 
     def _java(self, memory: str) -> list[str]:
         quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", memory]
-        return [str(java()), *quick, "-cp", f"{libraries()}/*"]
-
-
-def libraries() -> Path:
-    """The folder with Kafka and what it needs."""
-    return fetching.cached(f"kafka-{VERSION}", _get_libraries) / "lib"
-
-
-def _get_libraries(folder: Path) -> None:
-    project = folder / "pom.xml"
-    project.write_text(POM)
-    if not shutil.which("mvn"):
-        debian.install("mvn", package="maven")
-    goal = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
-    fetching.run("getting Kafka", "mvn", "--batch-mode", "--file", str(project), *goal)
+        return [str(java()), *quick, "-cp", f"{KAFKA.libraries()}/*"]
