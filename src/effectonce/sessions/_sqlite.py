@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from .._blocking import run
-from ..stores import sqlite
+from ..stores import _sqlite_rows, sqlite
 from ..stores.base import Features, Store, StoreStats
 from ..stores.sqlite import SQLiteStore
 from ..transactions._sqlite3 import SQLite3
@@ -73,7 +73,7 @@ class SQLiteSessions(DeskStore):
 
         def count(connection: sqlite3.Connection) -> dict[str, int]:
             asked = self.tables.sql.of["census"]
-            return {sqlite.STATES[state].name: number for state, number in connection.execute(asked)}
+            return {_sqlite_rows.STATES[state].name: number for state, number in connection.execute(asked)}
 
         (by_state,) = await self._submit((sqlite.Look(count),))
         return StoreStats(keys=sum(by_state.values()), bytes=0, by_state=by_state)

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, decide_ending, decide_renewal, is_expired
-from .._records import NOBODY, Claim, Completion, Decision, Ending, Record, Renewal, State, make
-from ..errors import StoreMismatch, UsageError
+from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
+from ..errors import UsageError
 from ._group import Group
 from ._readers import Readers
 from ._sqlite_file import SQL, DatabaseFile, roll_back
+from ._sqlite_rows import Pen, outline, read, replaced, row_of, scan, stats
 from ._urls import shown
 from .base import Features, Store, StoreStats
 
 if TYPE_CHECKING:
     from ._handover import Handover
 
-STATES = {int(state): state for state in State}
 PURGE_EVERY, PURGE_SHARE = 32, 4
 """After 32 new claims the hand passes four times as many rows, with the next commit."""
 LOOK_EVERY_SECONDS = 1.0
@@ -42,14 +42,10 @@ LAST = b""
 """Follows every key: in SQLite a blob is greater than any text."""
 
 Durability = Literal["full", "normal", "off"]
-Pen = sqlite3.Connection | sqlite3.Cursor
-"""What executes statements. A connection makes a cursor for each; one that is kept saves that."""
 Answer = Any
 AGAIN: Answer = object()
 """Stands for the answer of a command whose record was changed by another process between reading and writing."""
-READ, FLOOR, INSERT, REPLACE, END, HOLD = (
-    SQL[name] for name in ("read", "floor", "insert", "replace", "end", "hold")
-)
+FLOOR, INSERT, END, HOLD = (SQL[name] for name in ("floor", "insert", "end", "hold"))
 
 
 class Purge(NamedTuple):
@@ -90,7 +86,7 @@ class _Verbs(Store):
 
     async def get(self, key: str) -> Record | None:
         """Read a record."""
-        return cast("Record | None", (await self.submit((Look(partial(_read, key=key)),)))[0])
+        return cast("Record | None", (await self.submit((Look(partial(read, key=key)),)))[0])
 
     async def purge(self, limit: int = 256) -> int:
         """Move the hand over ``limit`` rows and forget the expired ones."""
@@ -110,12 +106,12 @@ class _Verbs(Store):
 
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
         """Records in key order."""
-        look = Look(partial(_scan, state=state, after=after, limit=limit))
+        look = Look(partial(scan, state=state, after=after, limit=limit))
         return cast("list[Record]", (await self.submit((look,)))[0])
 
     async def stats(self) -> StoreStats:
         """Count what is there."""
-        return cast("StoreStats", (await self.submit((Look(partial(_stats, now=await self.now())),)))[0])
+        return cast("StoreStats", (await self.submit((Look(partial(stats, now=await self.now())),)))[0])
 
 
 class SQLiteStore(_Verbs):
@@ -301,7 +297,7 @@ class SQLiteStore(_Verbs):
         if type(command) is Look:
             self._file.check_place()
             return command.read(reader)
-        record = _read(reader, command.key) if type(command) is Claim else None
+        record = read(reader, command.key) if type(command) is Claim else None
         if record is None:
             return AGAIN
         decision = decide_claim(record, cast("Claim", command), self._clock(), 0)
@@ -348,12 +344,12 @@ class SQLiteStore(_Verbs):
             decision = decide_claim(None, claim, now, self._floor)
             new = decision.record
             try:
-                if new and pen.execute(INSERT, (*_row(new), self._floor)).rowcount:
+                if new and pen.execute(INSERT, (*row_of(new), self._floor)).rowcount:
                     self._new_claims += 1
                     return decision
             except sqlite3.OperationalError as error:  # a duplicate does not need the lock that is missing
                 busy = error
-        record = _read(pen, claim.key)
+        record = read(pen, claim.key)
         self._expect_new = record is None
         if record is None and claim.may_create:
             if busy is not None:
@@ -364,28 +360,28 @@ class SQLiteStore(_Verbs):
         after = decision.record
         if after is None or record is None or after is record:
             return decision
-        return decision if _replaced(pen, record, after) else AGAIN
+        return decision if replaced(pen, record, after) else AGAIN
 
     def _perform_renewal(self, pen: Pen, renewal: Renewal, now: float) -> Answer:
         key, owner, fence, lease, keep, progress = renewal
         until = now + lease
         if pen.execute(HOLD, (key, owner, fence, until, until + keep, progress)).rowcount:
             return True
-        record = _read(pen, key)
+        record = read(pen, key)
         renewed = decide_renewal(record, renewal, now)
         if record is None or renewed is None:
             return False
-        return True if _replaced(pen, record, renewed) else AGAIN
+        return True if replaced(pen, record, renewed) else AGAIN
 
     def _perform_completion(self, pen: Pen, completion: Completion, now: float) -> Answer:
         key, owner, fence, state, result, keep, began = completion
         if owner and began and pen.execute(END, (key, owner, fence, state, result, now + keep)).rowcount:
             return Ending.DONE
-        record = _read(pen, key)
+        record = read(pen, key)
         ending, after = decide_ending(record, completion, now)
         if record is None or after is None or after is record:
             return ending
-        return ending if _replaced(pen, record, after) else AGAIN
+        return ending if replaced(pen, record, after) else AGAIN
 
     def _perform_purge(self, connection: sqlite3.Connection, purge: Purge, now: float) -> int:
         """Always inside a transaction: nobody may revive a record between the look and the delete."""
@@ -393,7 +389,7 @@ class SQLiteStore(_Verbs):
             return 0
         after = connection.execute(SQL["next_hand"], (self._hand, purge.rows - 1)).fetchone()
         passed = connection.execute(SQL["passed"], (self._hand, after[0] if after else LAST, now))
-        expired = [row for row in passed if is_expired(_outline(*row), now)]
+        expired = [row for row in passed if is_expired(outline(*row), now)]
         self._hand = after[0] if after else ""
         if expired:
             connection.executemany(SQL["forget"], [(row[0],) for row in expired])
@@ -433,71 +429,3 @@ class _OnThread(_Verbs):
 def _is_common(error: Exception) -> bool:
     """Whether the file could not be written at all, as opposed to one command."""
     return isinstance(error.__cause__, sqlite3.OperationalError)
-
-
-# Records and rows. What is empty in a record is NULL in a row, which takes no room.
-
-
-def _read(pen: Pen, key: str) -> Record | None:
-    row = pen.execute(READ, (key,)).fetchone()
-    return None if row is None else _from_row(key, row)
-
-
-def _from_row(key: str, row: tuple[Any, ...]) -> Record:
-    state, owner, fence, fingerprint, lease, attempts, result, expires_at, once = row
-    known = STATES.get(state) or _unknown(state)
-    fields = (
-        key, known, owner or NOBODY, fence, fingerprint or b"", lease or 0.0, attempts, result, expires_at, once == 1,
-    )  # fmt: skip
-    return make(Record, fields)
-
-
-def _unknown(state: int) -> State:
-    if state == State.ABSENT:  # the one state that is false
-        return State.ABSENT
-    raise StoreMismatch(
-        f"A record is in state {state}, which this effectonce does not know. Use a newer one."
-    )
-
-
-def _outline(
-    key: str, state: int, fence: int, lease_until: float | None, attempts: int, expires_at: float, once: int
-) -> Record:
-    """A record without what a purge need not know."""
-    return _from_row(key, (state, None, fence, None, lease_until, attempts, None, expires_at, once))
-
-
-def _row(record: Record) -> tuple[Any, ...]:
-    key, state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once = record
-    return (
-        key, state, owner or None, fence, fingerprint or None, lease_until or None, attempts, result, expires_at, once,
-    )  # fmt: skip
-
-
-def _replaced(pen: Pen, before: Record, after: Record) -> bool:
-    same = (before.fence, before.state, before.owner or None, before.lease_until or None)
-    return pen.execute(REPLACE, (*_row(after), *same)).rowcount == 1
-
-
-def _scan(connection: sqlite3.Connection, state: State | None, after: str, limit: int) -> list[Record]:
-    if state is None:
-        rows = connection.execute(SQL["scan"], (after, limit))
-    elif state is State.IN_DOUBT:
-        rows = connection.execute(SQL["scan_in_doubt"], (after, limit))
-    else:
-        rows = connection.execute(SQL["scan_state"], (state, after, limit))
-    return [_from_row(row[0], row[1:]) for row in rows]
-
-
-def _stats(connection: sqlite3.Connection, now: float) -> StoreStats:
-    census = connection.execute(SQL["census"], (now,)).fetchall()
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-    leases = [lease - now for state, _, _, lease in census if state == State.PENDING and lease is not None]
-    return StoreStats(
-        keys=sum(count for _, count, _, _ in census),
-        bytes=pages * page_size,
-        by_state={(STATES.get(state) or _unknown(state)).name: count for state, count, _, _ in census},
-        oldest_pending_lease=min(leases, default=None),
-        expired=sum(expired for _, _, expired, _ in census),
-    )

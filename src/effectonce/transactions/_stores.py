@@ -130,9 +130,9 @@ class InSQLite(TransactionStore):
 
     def __init__(self, adapter: Adapter, store: SQLiteStore) -> None:
         super().__init__(adapter)
-        from ..stores import _sqlite_file, sqlite
+        from ..stores import _sqlite_file, _sqlite_rows
 
-        self._rows, self._clock = sqlite, store._clock
+        self._rows, self._clock = _sqlite_rows, store._clock
         names = ("add", "read", "end", "replace")
         self._add, self._read, self._end, self._replace = (
             _numbered(_sqlite_file.SQL[name]) for name in names
@@ -160,13 +160,13 @@ class InSQLite(TransactionStore):
         if type(step) is Swap:
             before, after = step
             same = (before.fence, int(before.state), before.owner or None, before.lease_until or None)
-            row = [int(each) if isinstance(each, bool | State) else each for each in self._rows._row(after)]
+            row = [int(each) if isinstance(each, bool | State) else each for each in self._rows.row_of(after)]
             return (await self.ask(self._replace, (*row, *same))).changed == 1
         return await self._found(step.key, now)
 
     async def _found(self, key: str, now: float) -> Found:
         rows = (await self.ask(self._read, (key,))).rows
-        return Found(self._rows._from_row(key, rows[0]) if rows else None, now)
+        return Found(self._rows.from_row(key, rows[0]) if rows else None, now)
 
 
 def _numbered(sql: str) -> str:
