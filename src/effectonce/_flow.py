@@ -354,7 +354,7 @@ class Flow:
     async def withdraw(self, colour: Colour, claim: Claim, cancelled: BaseException | None = None) -> None:
         """Give back a claim whose handler has not begun, if the store granted it."""
         decision, cancelled = await insist(colour, lambda: colour.store.claim(claim), cancelled)
-        error = decision if isinstance(decision, StoreError) else None
+        error = decision if isinstance(decision, Exception) else None
         if isinstance(decision, Decision) and decision.verdict in GRANTED and decision.record:
             fence = decision.record.fence
             released, _ = await insist(
@@ -362,7 +362,7 @@ class Flow:
                 lambda: colour.store.release(claim.key, claim.owner, fence, claim.keep, began=False),
                 cancelled,
             )
-            error = released if isinstance(released, StoreError) else None
+            error = released if isinstance(released, Exception) else None
         if error is not None:  # then its lease ends it
             self.tell("store_error", claim.key, detail=str(error))
 
@@ -372,12 +372,13 @@ class Flow:
         """Write an ending, through cancellation and short outages; the keeper goes on where this gives up."""
         attempt.ending = True
         cancelled = first if isinstance(first, colour.cancelled) else None
-        try:
-            answer, cancelled = await insist(colour, lambda: colour.store.complete(ending), cancelled)
-        except UsageError as error:  # it can't take this answer; that there is one counts more
-            short = answers.shortened(ending, error)
+        answer, cancelled = await insist(colour, lambda: colour.store.complete(ending), cancelled)
+        if isinstance(answer, UsageError):  # it can't take this answer; that there is one counts more
+            short = answers.shortened(ending, answer)
             answer, cancelled = await insist(colour, lambda: colour.store.complete(short), cancelled)
         attempt.cancelled = cancelled
+        if isinstance(answer, UsageError):
+            raise answer
         if isinstance(answer, StoreError):
             raise self.left_to_keeper(attempt, ending, answer)
         return answer
@@ -503,7 +504,7 @@ class Flow:
 
 async def insist(
     colour: Colour, send: Callable[[], Coroutine[Any, Any, T]], cancelled: BaseException | None = None
-) -> tuple[T | StoreError, BaseException | None]:
+) -> tuple[T | StoreError | UsageError, BaseException | None]:
     """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice.
 
     Gives the answer, or the error of the last try; and the cancellation that has to be heard afterwards. Whoever was
@@ -516,7 +517,7 @@ async def insist(
             return answer, cancelled
         except colour.cancelled as error:
             cancelled = error
-        except StoreError as error:
+        except (StoreError, UsageError) as error:
             if sent >= SENDS or not isinstance(error, StoreUnavailable):
                 return error, cancelled
             try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ._attempt import Attempt
 from ._blocking import run
 from ._records import Ending, Renewal, State
+from .errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from ._records import Claim
@@ -98,6 +99,10 @@ class Keeper:
                 [Renewal(a.key, a.claim.owner, a.fence, a.claim.lease, a.claim.keep) for a in due]
             )
         except Exception as error:  # whatever a driver throws, the thread has to live on
+            if len(due) > 1 and not isinstance(error, StoreUnavailable):
+                for attempt in due:  # what one of them met must not cost the others their leases
+                    await self._renew(store, [attempt], now)
+                return
             for attempt in due:
                 self._postpone(attempt, now, f"the store did not answer: {error}")
             return

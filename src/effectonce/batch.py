@@ -107,8 +107,10 @@ class _Piece:
         decisions: Sequence[Decision | StoreError]
         try:
             decisions = await self._send(claims)
-        except StoreError as error:
+        except StoreUnavailable as error:
             decisions = [error] * len(indexes)
+        except StoreError:  # one key's trouble, perhaps, and no other's: each is asked for alone
+            return dict.fromkeys(indexes)
         opened: dict[int, Attempt | None] = {}
         for index, decision in zip(indexes, decisions, strict=True):
             call = self.slots[index][0]
@@ -208,16 +210,17 @@ class _Piece:
         if not endings:
             return
         store, sent = self.colour.store, list(endings.values())
-        try:
-            answered, cancelled = await insist(self.colour, lambda: store.complete_many(sent))
-        except UsageError:  # one answer that the store can't take must not cost the others theirs
+        answered, cancelled = await insist(self.colour, lambda: store.complete_many(sent))
+        self.interrupted = self.interrupted or cancelled
+        each: Sequence[Ending | StoreError]
+        if isinstance(answered, StoreUnavailable):
+            each = [answered] * len(sent)
+        elif isinstance(answered, Exception):  # what one of them met must not cost the others their answers
             for index in endings:
                 await self._record_alone(index, ran[index])
             return
-        self.interrupted = self.interrupted or cancelled
-        each: Sequence[Ending | StoreError] = (
-            [answered] * len(sent) if isinstance(answered, StoreError) else answered
-        )
+        else:
+            each = answered
         for (index, ending), answer in zip(endings.items(), each, strict=True):
             call, (attempt, value, error) = self.slots[index][0], ran[index]
             if answer is DONE and error is None:  # the way of nearly every message

@@ -146,6 +146,8 @@ class Journal:
                     self._unsaved = {each: size for each, size in self._unsaved.items() if size > len(text)}
         if cancelled is not None:
             raise cancelled
+        if isinstance(held, UsageError):
+            raise held
         return held
 
     def _extended(self, entry: progress.Entry, value: Any, hint: Any) -> tuple[progress.Entry, bytes]:

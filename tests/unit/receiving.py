@@ -16,7 +16,7 @@ from tests.integration.sqlite_helpers import Caller
 
 from effectonce import Message, Outcome, Receiver
 from effectonce._records import Claim, Completion, Decision, Ending, Record, Renewal
-from effectonce.errors import UsageError
+from effectonce.errors import StoreMismatch, UsageError
 from effectonce.hooks import Event
 from effectonce.stores.memory import MemoryStore
 
@@ -159,6 +159,37 @@ class Told(list[Event]):
 
 
 # Stores
+
+
+class SpoiltStore(MemoryStore):
+    """A store where some keys hold what is not a record of ours: whatever names one of them is refused whole."""
+
+    spoilt: frozenset[str] = frozenset()
+
+    def check(self, commands: Sequence[Claim | Completion | Renewal]) -> None:
+        if any(command.key in self.spoilt for command in commands):
+            raise StoreMismatch("another program's")
+
+    async def claim(self, claim: Claim) -> Decision:
+        self.check([claim])
+        return await super().claim(claim)
+
+    async def complete(self, completion: Completion) -> Ending:
+        self.check([completion])
+        return await super().complete(completion)
+
+    async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
+        self.check(renewals)
+        return await super().renew_many(renewals)
+
+    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
+        decisions = [await MemoryStore.claim(self, claim) for claim in claims if claim.key not in self.spoilt]
+        self.check(claims)
+        return decisions
+
+    async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
+        self.check(completions)
+        return await super().complete_many(completions)
 
 
 class NarrowStore(MemoryStore):

@@ -16,6 +16,7 @@ from tests.unit.receiving import (
     Counted,
     Crash,
     NarrowStore,
+    SpoiltStore,
     StagedStore,
     Told,
     by_hand,
@@ -226,6 +227,24 @@ def test_an_answer_that_the_store_cant_take_spoils_no_other(clock: ManualClock, 
     again = colour.batch(receiver, THREE, must_not_run)
     assert [outcome.value for outcome in again] == ["a", None, "c"]
     assert isinstance(again[1].error, ResultUnavailable)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_key_that_is_not_ours_spoils_no_other(clock: ManualClock, colour: Colour, when: str) -> None:
+    """Also when the store refuses all for it: the others run, and no claim is left behind to become a doubt."""
+    store = SpoiltStore(clock=clock)
+    receiver = by_hand(Receiver(store, monotonic=clock, policy=Policy(on_crash="in_doubt")))
+    spoilt = frozenset({receiver.key_of(THREE[1])})
+    store.spoilt = spoilt if when == "before" else store.spoilt
+
+    def handler(message: Message) -> str:
+        store.spoilt = spoilt
+        return message.id
+
+    outcomes = colour.batch(receiver, THREE, handler, concurrency=1)
+    assert statuses(outcomes) == ["executed", "store_error", "executed"]
+    clock.advance(500)
+    assert colour.process(receiver, THREE[0], must_not_run).value == "a"
 
 
 def test_duplicates_share_a_failure(receiver: Receiver, colour: Colour) -> None:

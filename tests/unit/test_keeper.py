@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 from tests.integration.sqlite_helpers import Caller, output_of
-from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, must_not_run, running
+from tests.unit.receiving import (
+    Colour,
+    Counted,
+    SpoiltStore,
+    StagedStore,
+    Told,
+    by_hand,
+    must_not_run,
+    running,
+)
 
 from effectonce import InProgress, LeaseLost, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce import _keeper as keeper_module
@@ -148,6 +157,24 @@ def test_an_error_that_lasts_is_a_lost_attempt(kept: Kept) -> None:
     ((kind, _, why),) = kept.told
     assert kind == "lease_lost"
     assert "gone" in why
+
+
+def test_a_key_that_is_not_ours_costs_no_other_its_lease(clock: ManualClock) -> None:
+    """The store refuses the renewals of all for the one that somebody has written over; alone they are renewed."""
+    store = SpoiltStore(clock=clock)
+    receiver = by_hand(Receiver(store, monotonic=clock))
+    renewed: list[bool] = []
+
+    def handler(message: Message) -> None:
+        if message.id == "b":
+            store.spoilt = frozenset({receiver.key_of(message)})
+            clock.advance(LEASE * 2)
+            run(receiver._keeper.tick(store, clock()))
+            clock.advance(LEASE * 3)
+            renewed.extend(not each.lost for each in receiver._keeper.live.values())
+
+    receiver.process_batch([Message(id) for id in "abc"], handler, concurrency=1)
+    assert renewed == [True, False, True]
 
 
 def test_an_attempt_is_over_by_its_own_clock(kept: Kept, clock: ManualClock) -> None:
