@@ -13,7 +13,7 @@ from ..stores._urls import split
 from ..stores.mysql import MySQLStore
 from ._database import Bell, Lag, Settlement
 from ._events import DeadEvent, Event, event_of
-from ._table import OURS, named
+from ._table import check_ours, named
 
 pymysql = driver("pymysql")
 NO_SUCH_TABLE, ALREADY_THERE = 1146, 1050
@@ -52,11 +52,8 @@ class MySQLOutbox:
 
     def _is_there(self) -> bool:
         found = self._run(self._sql["whose"], (self._name,))[0]
-        if found and not (found[0][0] or "").startswith(OURS):
-            raise StoreMismatch(
-                f"The table {self._name} in {self._address.shown} belongs to another program, or to another "
-                "effectonce. Nothing was changed. Choose another name with table=."
-            )
+        if found:
+            check_ours(found[0][0], self._name, self._address.shown)
         return bool(found)
 
     def claim(self, limit: int, lease: float, token: int) -> list[Event]:

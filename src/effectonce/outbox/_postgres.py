@@ -11,7 +11,7 @@ from ..errors import MissingExtra, StoreMismatch, StoreUnavailable
 from ..stores._urls import shown
 from ._database import Bell, Lag, Settlement
 from ._events import DeadEvent, Event, event_of
-from ._table import OURS, named
+from ._table import check_ours, named
 
 try:
     import psycopg
@@ -55,11 +55,8 @@ class PostgresOutbox:
 
     def _is_there(self) -> bool:
         found = self._do(self._sql["whose"], (f'"{self._name}"',))
-        if found and not (found[0][0] or "").startswith(OURS):
-            raise StoreMismatch(
-                f"The table {self._name} in {self._shown} belongs to another program, or to another effectonce. "
-                "Nothing was changed. Choose another name with table=."
-            )
+        if found:
+            check_ours(found[0][0], self._name, self._shown)
         return bool(found)
 
     def claim(self, limit: int, lease: float, token: int) -> list[Event]:

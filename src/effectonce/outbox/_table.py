@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from ..errors import UsageError
+from ..errors import StoreMismatch, UsageError
 from ..stores._named import statements
 from ..transactions import Dialect
 
@@ -26,6 +26,15 @@ def checked(table: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", str(table)):
         raise UsageError(f"table={table!r} must be a name of at most 48 characters out of a-z, 0-9 and _.")
     return table
+
+
+def check_ours(comment: str | None, table: str, place: str) -> None:
+    """Raise if the comment of a table is not that of an outbox that is known here."""
+    if not (comment or "").startswith(OURS):
+        raise StoreMismatch(
+            f"The table {table} in {place} belongs to another program, or to another effectonce. Nothing was changed. "
+            "Choose another name with table=."
+        )
 
 
 @lru_cache
