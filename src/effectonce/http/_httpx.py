@@ -13,7 +13,17 @@ from .._blocking import run
 from ..errors import MissingExtra, UsageError
 from ._journal import Journal
 from ._retrying import Answer, Rules, at_most, is_caused_by, length_of, may_tell
-from .client import DEFAULT_RULES, NAME, NAME_EXTENSION, SHOWN_AS, Courier, Deadline, Delivery, hold
+from .client import (
+    DEFAULT_RULES,
+    NAME,
+    NAME_EXTENSION,
+    SHOWN_AS,
+    Courier,
+    Deadline,
+    Delivery,
+    KeyHeader,
+    hold,
+)
 
 try:
     import httpx
@@ -23,25 +33,12 @@ except ImportError as error:
 T = TypeVar("T")
 
 
-class _HttpxErrand:
+class _HttpxErrand(KeyHeader):
     """A request of httpx. What differs between the colours is in the methods that raise NotImplementedError."""
 
     def __init__(self, request: httpx.Request, header: str) -> None:
         self.request, self.method, self.url, self._header = request, request.method, str(request.url), header
         self.name: str | None = request.extensions.get(NAME_EXTENSION, NAME.get())
-
-    @property
-    def key(self) -> str | None:
-        """The key's header."""
-        value: str | None = self.request.headers.get(self._header)
-        return value
-
-    @key.setter
-    def key(self, value: str | None) -> None:
-        if value is None:
-            self.request.headers.pop(self._header, None)
-        elif value != self.key:
-            self.request.headers[self._header] = value
 
     async def body(self, limit: int) -> bytes | None:
         """What is to be sent, if it can be sent again. A short stream becomes bytes."""

@@ -12,7 +12,7 @@ from .._blocking import run
 from ..errors import MissingExtra
 from ._journal import Journal
 from ._retrying import Answer, Headers, Rules, at_most, is_caused_by, length_of, may_tell
-from .client import DEFAULT_RULES, NAME, SHOWN_AS, Courier, Deadline, Delivery, hold
+from .client import DEFAULT_RULES, NAME, SHOWN_AS, Courier, Deadline, Delivery, KeyHeader, hold
 
 try:
     import requests
@@ -65,7 +65,7 @@ class IdempotencyAdapter(adapters.HTTPAdapter):
         return run(self._courier.deliver(errand))
 
 
-class _RequestsErrand:
+class _RequestsErrand(KeyHeader):
     """A request of requests."""
 
     def __init__(
@@ -86,19 +86,6 @@ class _RequestsErrand:
             timeout,
             sleep,
         )
-
-    @property
-    def key(self) -> str | None:
-        """The key's header."""
-        value: str | bytes | None = self.request.headers.get(self._header)
-        return value.decode("latin-1") if isinstance(value, bytes) else value
-
-    @key.setter
-    def key(self, value: str | None) -> None:
-        if value is None:
-            self.request.headers.pop(self._header, None)
-        elif value != self.key:
-            self.request.headers[self._header] = value
 
     async def body(self, limit: int) -> bytes | None:
         """What is to be sent, if it can be sent again. A short stream becomes bytes."""

@@ -138,6 +138,26 @@ class Deadline(NamedTuple):
         return self.ends - self.monotonic()
 
 
+class KeyHeader:
+    """The key of an errand, in the headers of its request."""
+
+    request: Any
+    _header: str
+
+    @property
+    def key(self) -> str | None:
+        """The key's header. To set it is to set the header; None takes it away."""
+        value: str | bytes | None = self.request.headers.get(self._header)
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+
+    @key.setter
+    def key(self, value: str | None) -> None:
+        if value is None:
+            self.request.headers.pop(self._header, None)
+        elif value != self.key:
+            self.request.headers[self._header] = value
+
+
 class Errand(Protocol[R]):
     """One request, as its package and the colour of its caller have it."""
 
