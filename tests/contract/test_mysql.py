@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Any
-from urllib.parse import urlsplit
+from contextlib import contextmanager
 from uuid import uuid4
 
-import pymysql
 import pytest
+from tests.integration.mysql_helpers import Session
 from tests.servers.fixtures import HasURL
 
 from effectonce._blocking import run
@@ -24,19 +22,6 @@ from effectonce.testing.contract._crowds import Crowds
 from effectonce.testing.contract._suite import Suite
 
 
-def connect(url: str) -> Any:
-    """A connection of somebody else's."""
-    parts = urlsplit(url)
-    return pymysql.connect(
-        host=parts.hostname,
-        port=parts.port or 3306,
-        user=parts.username,
-        password=parts.password or "",
-        database=parts.path[1:],
-        autocommit=True,
-    )
-
-
 @pytest.fixture(scope="class")
 def table(mariadb: HasURL) -> Iterator[str]:
     """A table of its own for each class; making one for each test would take longer than the tests."""
@@ -44,8 +29,8 @@ def table(mariadb: HasURL) -> Iterator[str]:
     with MySQLStore.from_url(mariadb.url, {"table": name}) as store:
         run(store.migrate())
     yield name
-    with closing(connect(mariadb.url)) as connection:
-        connection.cursor().execute(f"DROP TABLE {name}")
+    with Session(mariadb.url) as session:
+        session(f"DROP TABLE {name}")
 
 
 class OnMariaDB(Suite):
@@ -59,8 +44,8 @@ class OnMariaDB(Suite):
     @pytest.fixture(autouse=True)
     def empty_table(self, mariadb: HasURL, table: str) -> None:
         self.url, self.table = mariadb.url, table
-        with closing(connect(self.url)) as connection:
-            connection.cursor().execute(f"DELETE FROM {self.table}")
+        with Session(self.url) as session:
+            session(f"DELETE FROM {self.table}")
 
     def make_store(self, clock: ManualClock) -> Store:
         return open_store(f"{self.url}?table={self.table}")
@@ -71,8 +56,8 @@ class OnMariaDB(Suite):
     @contextmanager
     def stall(self) -> Iterator[None]:
         """Hold the table, as another session may."""
-        with closing(connect(self.url)) as other:
-            other.cursor().execute(f"LOCK TABLES {self.table} WRITE")
+        with Session(self.url) as session:
+            session(f"LOCK TABLES {self.table} WRITE")
             yield
 
 
