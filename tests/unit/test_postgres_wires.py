@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -10,7 +11,9 @@ from weakref import ref
 import psycopg
 import pytest
 
+from effectonce.errors import UsageError
 from effectonce.stores._postgres_asyncpg import LoopWires
+from effectonce.stores._postgres_asyncpg import dialler as asyncpg_dialler
 from effectonce.stores._postgres_wire import dialler
 
 
@@ -51,3 +54,15 @@ def test_keys_are_sent_in_one_encoding_whatever_the_url_says(monkeypatch: pytest
     monkeypatch.setattr(psycopg, "connect", connect)
     dialler("postgresql://shop@db/shop?client_encoding=latin1&application_name=shop", 5.0, prepare=True)()
     assert [opened[0][name] for name in ("client_encoding", "application_name")] == ["UTF8", "shop"]
+
+
+async def opened(connect: Any) -> Any:
+    return await connect()
+
+
+def test_a_port_that_is_no_number_is_told_without_the_password() -> None:
+    """The URL is read when a connection is opened, and what can not be read is quoted."""
+    connect = asyncpg_dialler("postgresql://shop:hunter2@db:hunter3/shop", 5.0, prepare=True)
+    with pytest.raises(UsageError, match="port") as refused:
+        asyncio.run(opened(connect))
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))

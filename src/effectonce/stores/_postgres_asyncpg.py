@@ -63,6 +63,10 @@ def dialler(url: str, seconds: float, prepare: bool) -> Connect:
                 connection.terminate()
             if isinstance(error, (asyncpg.PostgresError, *BROKEN, TimeoutError)):
                 raise Lost(str(error) or type(error).__name__) from error
+            if isinstance(error, ValueError):  # which may quote any part of the URL
+                raise UsageError(
+                    f"{shown(url)!r} is no URL that asyncpg understands. Check its port."
+                ) from None
             raise
         return connection
 
