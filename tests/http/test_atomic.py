@@ -24,6 +24,7 @@ from effectonce import Receiver, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC
 from effectonce.http.atomic import AtomicMiddleware, AtomicWSGIMiddleware, connection
+from effectonce.transactions import _retrying
 
 
 @pytest.fixture
@@ -242,6 +243,28 @@ def test_nobody_is_told_before_the_commit(place: Place) -> None:
     told(place, story)
 
 
+def test_a_database_that_is_away_is_told_as_a_store_is(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503, to be sent again with the same key; the log says why."""
+    monkeypatch.setattr(_retrying, "FIRST_PAUSE", 0.0)
+
+    async def story(site: Site) -> None:
+        async def break_off(connection: Any) -> None:
+            raise psycopg.OperationalError("the server closed the connection")
+
+        site.at_commit = break_off
+        refused = await site.post("k", "a")
+        assert (refused.status_code, refused.json()["code"]) == (503, "store-unavailable")
+        assert refused.headers["retry-after"] == "1"
+        site.at_commit = None
+        assert (await site.post("k", "a")).status_code == 200
+        assert place.count("a") == 1
+
+    told(place, story)
+    assert "Requests get 503: the server closed the connection" in caplog.text
+
+
 def test_concurrent_requests_with_one_key(place: Place) -> None:
     """One runs; the others are told that it runs, or have its answer."""
 
@@ -257,8 +280,9 @@ def replayed_in(headers: list[tuple[str, str]]) -> str | None:
     return {name.lower(): value for name, value in headers}.get("x-idempotency-replayed")
 
 
-def test_wsgi(tmp_path: Path) -> None:
+def test_wsgi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for WSGI, over SQLite: once, replayed, undone by 5xx, and a large answer is done without its body."""
+    monkeypatch.setattr(_retrying, "FIRST_PAUSE", 0.0)
     place = Place("sqlite", f"sqlite:///{tmp_path / 'app.db'}")
     place.prepare()
 
@@ -272,6 +296,10 @@ def test_wsgi(tmp_path: Path) -> None:
         id = environ["wsgi.input"].read().decode()
         connection().execute(f"INSERT INTO {place.effects} VALUES ('{id}')")
         write = start_response("503 No" if id == "fails" else "200 OK", [("Content-Type", "text/plain")])
+        if id == "locked":
+            locked = sqlite3.OperationalError("database is locked")
+            locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise locked
         if id == "corrected":  # it says another thing instead
             write(b"all is well")
             start_response("402 No", [], (ValueError, ValueError("no"), None))
@@ -294,5 +322,7 @@ def test_wsgi(tmp_path: Path) -> None:
         assert post("k2", "fails")[0] == post("k2", "fails")[0] == "503"
         assert post("k3", "large")[:2] == ("200", b"x" * 100)
         assert post("k3", "large")[0] == "409"
+        status, problem, _ = post("k5", "locked")
+        assert (status, b"store-unavailable" in problem) == ("503", True)
         assert post("k4", "corrected")[:2] == post("k4", "corrected")[:2] == ("402", b"corrected")
     assert [place.count(id) for id in ("a", "fails", "large")] == [1, 0, 1]

@@ -147,7 +147,7 @@ class Boundary:
             # The path is quoted, for it may have line breaks.
             log.warning("%s %r was done without protection: %s.", method, path, why)
 
-    def complain(self, error: StoreError) -> None:
+    def complain(self, error: Exception) -> None:
         """Say why requests are refused, since those who send them are not told. Said once in a while."""
         now = self.receiver.flow.monotonic()
         if now - self._complained >= SECONDS_BETWEEN_COMPLAINTS:

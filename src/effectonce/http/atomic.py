@@ -27,6 +27,7 @@ from .._receiver import Receiver
 from ..errors import InProgress, UsageError
 from ..transactions import aretrying, is_retryable, retrying
 from ..transactions._flow import AtomicAttempt, ended_meanwhile
+from ..transactions._retrying import may_help
 from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
@@ -180,7 +181,12 @@ class AtomicMiddleware:
                 CONNECTION.reset(token)
             return await exchange.end(said)
 
-        return await aretrying(self.begin, transaction)
+        try:
+            return await aretrying(self.begin, transaction)
+        except Exception as error:
+            if may_help(error):
+                raise _unavailable(self.boundary, error) from error
+            raise
 
 
 async def _collected(app: App, scope: Any, body: bytes) -> Answer:
@@ -276,7 +282,12 @@ class AtomicWSGIMiddleware:
                 CONNECTION.reset(token)
             return run(exchange.end(said))
 
-        return retrying(self.begin, transaction)
+        try:
+            return retrying(self.begin, transaction)
+        except Exception as error:
+            if may_help(error):
+                raise _unavailable(boundary, error) from error
+            raise
 
 
 def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
@@ -300,6 +311,12 @@ def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
     ((status, headers),) = said
     pairs = sound((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
     return Answer(int(status[:3]), pairs, b"".join(pieces))
+
+
+def _unavailable(boundary: Boundary, error: Exception) -> Problem:
+    """What a request gets whose transaction was tried in vain: the database is away, or in trouble with others."""
+    boundary.complain(error)
+    return Problem("store-unavailable", "Send the same request with the same key again.", retry_after=1.0)
 
 
 def _awaits(on: Receiver) -> bool:
