@@ -120,4 +120,4 @@ def mariadb_world(url: str) -> World:
 
 
 def sqlite_world(folder: Path) -> World:
-    return World(f"sqlite:///{folder / 'app.db'}", lambda: sqlite3.connect(folder / "app.db"))
+    return World(f"sqlite:///{folder / 'app.db'}", lambda: sqlite3.connect(folder / "app.db", timeout=60))
