@@ -180,7 +180,7 @@ def test_waiting_for_a_lock_has_one_bound(path: Path) -> None:
         began = time.monotonic()
         callers = [Caller(lambda n=n: claim(store, f"key {n}")) for n in range(32)]
         for caller in callers:
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(StoreUnavailable, match=r"use receiver\.on\(connection\)"):
                 caller.answer()
         assert time.monotonic() - began < 4.0  # each waiting for the one before it would be 32 * 0.3 s
 

@@ -20,7 +20,8 @@ FIRST_PAUSE, LAST_PAUSE = 0.0002, 0.005
 
 NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 ADVICE = {
-    sqlite3.SQLITE_BUSY: "Another process holds the write lock; try again, or raise busy_timeout=.",
+    sqlite3.SQLITE_BUSY: "Another connection holds the write lock; try again, or raise busy_timeout=. If it is one of "
+    "yours, whose transaction this call is inside of, use receiver.on(connection).",
     sqlite3.SQLITE_FULL: "The disk is full; make room, then try again with the same key.",
     sqlite3.SQLITE_READONLY: "Give this process the right to write the file and its directory.",
     sqlite3.SQLITE_CANTOPEN: "Check that the path exists and that this process may read and write it.",
