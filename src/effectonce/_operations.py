@@ -21,8 +21,10 @@ class Functions:
     def __init__(self) -> None:
         self._places: dict[str, tuple[Any, ...]] = {}
 
-    def name_of(self, function: Callable[..., Any]) -> str:
+    def name_of(self, function: Callable[..., Any] | str) -> str:
         """The name of a function. Another function may not have it already."""
+        if isinstance(function, str):
+            raise UsageError(f"{function!r} is no function. Write @receiver.idempotent(key={function!r}).")
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is None or not hasattr(function, "__qualname__"):
             raise UsageError(

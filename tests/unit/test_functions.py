@@ -839,6 +839,12 @@ def test_what_the_key_names_is_not_asked_twice() -> None:
         pay("s", 7, 900)
 
 
+def test_a_key_needs_its_word(memory: Receiver) -> None:
+    """What stands where the function should be says how it was meant."""
+    with pytest.raises(UsageError, match=r"idempotent\(key='order_id'\)"):
+        memory.idempotent("order_id")  # type: ignore[call-overload]
+
+
 HERE = Receiver("memory://")
 
 
