@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import httpx
 import pytest
 import requests
+from tests.http.pieces import Pieces
 
 from effectonce import Receiver
 from effectonce.errors import KeyReused, UsageError
@@ -272,23 +273,6 @@ def test_a_request_that_stays_without_answer_is_outstanding_until_it_is_sent_aga
     assert len(shop.charges) == 2
 
 
-class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """The body of a response, which may break off."""
-
-    def __init__(self, *pieces: bytes | Exception) -> None:
-        self.pieces = pieces
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self.pieces:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
-            yield piece
-
-
 class Cut(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """Answers whose length nobody knows, of which the first breaks off."""
 
@@ -299,7 +283,7 @@ class Cut(httpx.BaseTransport, httpx.AsyncBaseTransport):
         self.sent += 1
         content = self.wsgi.handle_request(request).read()
         rest = httpx.ReadError("cut") if self.sent == 1 else content[5:]
-        return httpx.Response(201, stream=Pieces(content[:5], rest))
+        return httpx.Response(201, stream=Pieces([content[:5], rest]))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return self.handle_request(request)

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import requests
+from tests.http.pieces import Pieces
 
 import effectonce.http.client as client_module
 from effectonce.errors import InvalidKey, KeyReused, MissingExtra, StoreUnavailable, UsageError
@@ -94,29 +95,6 @@ class Stage:
     @property
     def bodies(self) -> list[bytes]:
         return [request.content for request in self.seen]
-
-
-class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A stream for both colours that may break, and knows whether it was closed."""
-
-    def __init__(self, pieces: Any) -> None:
-        self.pieces, self.closed = pieces, False
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self.pieces:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
-            yield piece
-
-    def close(self) -> None:
-        self.closed = True
-
-    async def aclose(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
