@@ -106,6 +106,10 @@ def settlement_of(call: Call, record: Record, resolution: Resolution, now: float
     elif resolution.kind == "failed":
         longest = max(call.policy.max_result, LONGEST_ERROR)
         state, result = State.FAILED, codec.encode_error(resolution.value, longest)
+    elif resolution.kind != "not_applied":  # a slip of the pen must not run it again
+        raise UsageError(
+            f"{resolution!r}: write Resolution.completed, .failed or .not_applied.", key=call.key
+        )
     keep = max(call.policy.keep, record.expires_at - now)
     return Completion(record.key, NOBODY, record.fence, state, result, keep)
 

@@ -942,6 +942,20 @@ def test_a_prober_settles_by_itself(doubtful: str, receiver: Receiver, colour: C
     assert asked == [(doubtful, State.IN_DOUBT)]
 
 
+@pytest.mark.parametrize(
+    "word",
+    [Resolution("complete", 1), Resolution.not_applied, "not_applied", True],
+    ids=["slip", "method", "text", "yes"],
+)
+def test_a_prober_that_says_no_word_settles_nothing(
+    doubtful: str, receiver: Receiver, colour: Colour, told: Told, word: Any
+) -> None:
+    """Whatever is not one of the three words leaves the doubt as it is, and the hooks hear of it."""
+    with pytest.raises(InDoubt):
+        colour.process(receiver, EVENT, must_not_run, policy=Policy(prober=lambda _: word))
+    assert any("the prober failed" in event.detail for event in told)
+
+
 def test_a_loop_may_have_an_async_prober(doubtful: str, receiver: Receiver) -> None:
     """On an event loop the prober may be a coroutine function."""
     import asyncio
