@@ -48,7 +48,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.005, 0.2
 
 CLAIM: Final = "SET u = d + :now, w = :w ADD q :noted"
 AS_USUAL: Final = (
-    "e = :e AND w <= :w AND d >= :hold AND u > :over AND (attribute_not_exists(h) OR h < :now) "
+    "e = :e AND w <= :w AND d >= :hold AND (u > :over OR h > :over) "
     "AND NOT contains(q, :number) AND (attribute_not_exists(q) OR size(q) < :most)"
 )
 
