@@ -648,6 +648,29 @@ def test_a_key_function_that_gives_no_text_is_told(given: Any) -> None:
         asyncio.run(ask(app, scope_of(key=None)))
 
 
+@pytest.mark.parametrize("length", [[(b"content-length", b"4")], []], ids=["one piece", "unknown length"])
+def test_an_app_does_not_hear_that_its_answer_could_not_be_sent(length: list[Any]) -> None:
+    """What it has to do afterwards, such as its background tasks, is done; the server hears of its error then."""
+    done: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({**START, "headers": length})
+        await send(END)
+        done.append("afterwards")
+
+    async def lost(message: Any) -> None:
+        raise ConnectionResetError("nobody is there")
+
+    async def main() -> None:
+        api = covered(app)
+        with pytest.raises(ConnectionResetError):
+            await api(scope_of(), Client().receive, lost)
+        assert (await ask(api)).replayed
+
+    asyncio.run(main())
+    assert done == ["afterwards"]
+
+
 def test_an_outer_time_out_of_anyio_is_known_as_its_own() -> None:
     """Also around a request that has no key for its handler to claim: it goes on after its scope."""
 

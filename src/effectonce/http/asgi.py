@@ -146,6 +146,7 @@ class _Covered:
     _recording = False  # what the app answers is known: nothing that happens now is its word
     _ended = False  # the answer is recorded, and sent or on its way
     _overruled = False  # and it is not the app's own
+    _unsent: Exception | None = None  # why it could not be sent; not told to the app, for what it did is done
     _on_its_way: asyncio.Event | None = None
     _watch: Watch | None = None
     _heard: asyncio.Future[None]
@@ -193,7 +194,7 @@ class _Covered:
                 if self._recorder is not None:
                     await self._recorder
             if not heard.done():
-                heard.set_result(None)
+                heard.set_result(None) if self._unsent is None else heard.set_exception(self._unsent)
         except asyncio.CancelledError as cancelled:
             heard.cancel(*cancelled.args)  # by which anyio knows its own
         except BaseException as error:
@@ -291,7 +292,10 @@ class _Covered:
                 self._ended = True
                 if self._on_its_way is not None:
                     self._on_its_way.set()
-                await _send(self._send, said)
+                try:
+                    await _send(self._send, said)
+                except Exception as error:
+                    self._unsent = error
 
     async def _hold(self, piece: bytes, more: bool) -> None:
         if self._pieces is None:
@@ -354,8 +358,13 @@ class _Covered:
         self._ended = True
         if self._on_its_way is not None:
             self._on_its_way.set()
-        if answer is not None:
-            await _send(self._send, answer, more)
+        try:
+            if answer is not None:
+                await _send(self._send, answer, more)
+        except Exception as error:
+            if more:  # who streams has to know that nobody hears it
+                raise
+            self._unsent = error
 
 
 class _Claimable(_Covered):
