@@ -341,5 +341,8 @@ def _content(payload: Any) -> bytes:
 
 def _hash(first: str, second: bytes) -> str:
     # With the length in front, no move of the border between the two gives the same bytes.
-    head = first.encode("utf-8", "surrogatepass")
+    try:
+        head = first.encode("utf-8", "surrogatepass")
+    except AttributeError:
+        raise InvalidKey(f"source={shown(first)}: parts of a key are text.") from None
     return sha256(b"%d:%b%b" % (len(head), head, second)).hexdigest()

@@ -100,6 +100,9 @@ def test_a_source_and_a_consumer_are_checked(memory: Receiver, what: str) -> Non
     value, _ = BAD_KEYS[what]
     with pytest.raises(InvalidKey):
         memory.process(Message("e-1", source=value), must_not_run)
+    if not isinstance(value, str):
+        with pytest.raises(InvalidKey):
+            Message.with_content_id({"cents": 5}, source=value)
     with pytest.raises(InvalidKey):
         Receiver("memory://", consumer=value).process(EVENT, must_not_run)
     with pytest.raises(InvalidKey):
