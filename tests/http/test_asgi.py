@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.http.world import PATIENCE_SECONDS
 from tests.unit.receiving import StagedStore, by_hand
 
 from effectonce import Policy, Receiver, State, current
@@ -307,6 +308,38 @@ def test_of_two_attempts_the_recorded_one_answers(streams: bool) -> None:
 
     asyncio.run(main())
     assert len(stopped) == streams
+
+
+@pytest.mark.parametrize("claim", ["boundary", "handler"])
+def test_a_handler_whose_lease_is_lost_is_cancelled(claim: Any) -> None:
+    """Whoever claimed: what it would still do is another attempt's, whose answer its client gets."""
+    runs: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert claim == "boundary" or await scope["effectonce"].claim("ann")
+        runs.append("began")
+        if len(runs) == 1:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                runs.append("cancelled")
+                raise
+        await Handler()(scope, receive, send)
+
+    async def main() -> None:
+        middleware, store, clock = on_a_clock(app)
+        receiver = middleware.boundary.receiver
+        api = IdempotencyMiddleware(app, receiver, scope=PUBLIC if claim == "boundary" else None, claim=claim)
+        first = asyncio.ensure_future(ask(api))
+        await until(lambda: runs)
+        clock.advance(61)
+        assert (await ask(api)).status == 201
+        await receiver.flow.keeper.tick(store, clock())
+        client = await first
+        assert (client.status, client.replayed) == (201, True)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
+    assert runs == ["began", "began", "cancelled"]
 
 
 def test_what_goes_wrong_while_recording_is_not_the_apps_word() -> None:

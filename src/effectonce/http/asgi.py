@@ -422,6 +422,7 @@ class _Claimable(_Covered):
         answer = await exchange.open(fingerprint)
         if answer is None:
             self.claimed = True
+            self._watch = Watch(exchange.attempt, self._task.get_loop(), self._task)
             CURRENT.set(exchange.attempt)
             WISH.set(exchange.wish)
         return answer
