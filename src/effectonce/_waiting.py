@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _answers as answers
-from ._attempt import is_within
+from ._attempt import CURRENT, is_within
 from .errors import StoreError
 from .hooks import ASIDE
 
@@ -45,7 +45,7 @@ class Waiting:
             flow.tell("busy", call.key, detail="waits")
         left = min(left, decision.retry_after + FIRST_PAUSE)
         running = flow.keeper.running(call.key)
-        if is_within(call.key):
+        if is_within(call.key) and not _is_anothers(decision):
             raise answers.waits_for_itself(call)
         if running is None:
             await self._wait_for_another_process(colour, decision, left)
@@ -70,3 +70,9 @@ class Waiting:
             pass
         await colour.pause(min(self._pause, seconds))
         self._pause = min(self._pause * 2, LAST_PAUSE)
+
+
+def _is_anothers(decision: Decision) -> bool:
+    """Whether somebody else holds a key of the same name as the attempt that runs here: in another store, perhaps."""
+    owner = decision.record and decision.record.owner
+    return bool(owner) and owner != CURRENT.get().claim.owner

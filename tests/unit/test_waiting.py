@@ -105,3 +105,12 @@ def test_the_end_of_an_attempt_in_this_process_is_the_answer() -> None:
     assert (replayed.status, replayed.value, replayed.fence) == ("replayed", result, executed.fence)
     assert replayed.value is not executed.value
     assert store.calls == ["claim", "claim", "complete"]
+
+
+def test_a_key_of_the_same_name_in_another_store_is_another_key() -> None:
+    """A handler that hands its message on to another receiver waits there as everybody does."""
+    store = Watched(lambda: holder.complete("done") and True)
+    holder = held_elsewhere(store)
+    with Receiver("memory://").claim("k") as claim:
+        assert wait_for(store) == (False, "done")
+        assert claim.first
