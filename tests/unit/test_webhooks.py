@@ -199,6 +199,16 @@ def test_endpoints_are_apart(provider: Provider, receiver: Receiver, clock: Manu
     assert len(runs) == 2
 
 
+def test_services_that_share_a_store_are_apart(receiver: Receiver, clock: ManualClock) -> None:
+    """Each that says who it is has an endpoint of its own, whatever its name."""
+    runs, provider = Runs(), PROVIDERS["stripe"]
+    for consumer in ("", "crm", "crm"):
+        service = Receiver(receiver.store, consumer=consumer, clock=clock, monotonic=clock)
+        hooks = Webhooks(service, provider.scheme(SECRET), endpoint="/hooks", clock=clock)
+        hooks.process(*provider.request(), runs)
+    assert len(runs) == 2
+
+
 def test_providers_are_apart(receiver: Receiver, clock: ManualClock) -> None:
     """Also two of them with the same scheme, the same endpoint and the same id."""
     runs = Runs()

@@ -11,8 +11,9 @@
 
 ``headers`` is a mapping or a list of pairs, in any case and as str or bytes; ``body`` is the raw bytes, for a signature
 says nothing of a body that was parsed and written anew. What the provider calls its event is the key, in a scope of its
-own for each provider and endpoint: providers send the same event, with the same id, to every endpoint that wants it. It
-is remembered for a week, longer than providers repeat themselves.
+own for each provider and endpoint: providers send the same event, with the same id, to every endpoint that wants it.
+Services that share a store, and may have endpoints of the same name, say who they are: ``Receiver(…, consumer="crm")``.
+An event is remembered for a week, longer than providers repeat themselves.
 
 WebhookRefused              nothing ran; ``status`` is the HTTP status to answer with, and its text is fit to be sent
 ├── SignatureInvalid        no signature, one that can't be read, or none that fits
@@ -69,6 +70,7 @@ __all__ = [
 R = TypeVar("R")
 
 HeaderPairs = Iterable[tuple[str | bytes, str | bytes]]
+OPERATION = "webhook"
 LONGEST_HEADER = 4096
 """Characters of a header that is looked at: room for dozens of signatures."""
 
@@ -164,7 +166,8 @@ class Webhooks:
         self.policy = receiver.policy.but(keep="7d", busy="reject") if policy is None else policy
         if not isinstance(self.policy, Policy):
             raise UsageError(f'policy={policy!r} is not a Policy. Write Policy(keep="7d", ...).')
-        self._prefix = keys.prefix(keys.composite(scheme.provider, endpoint), "webhook")
+        whose = (OPERATION, receiver.consumer) if receiver.consumer else (OPERATION,)
+        self._prefix = keys.prefix(keys.composite(scheme.provider, endpoint), keys.composite(*whose))
 
     def process(
         self, headers: Mapping[str, str] | HeaderPairs, body: bytes, handler: Callable[[Event], R]
