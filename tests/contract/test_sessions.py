@@ -34,7 +34,7 @@ from effectonce.stores.dynamodb import DynamoDBStore
 from effectonce.testing.clocks import ManualClock, wait_until
 
 STORES = ["memory", "sqlite", "valkey", "valkey_cluster", "postgres", "mariadb", "dynamodb", "dynamodb_local"]
-SHORT, LONG = 0.25, 60.0
+SHORT, LONG = 0.25, 600.0
 ADA = "ada"
 
 

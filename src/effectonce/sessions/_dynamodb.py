@@ -48,7 +48,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.005, 0.2
 
 CLAIM: Final = "SET u = d + :now, w = :w ADD q :noted"
 AS_USUAL: Final = (
-    "e = :e AND w <= :w AND d >= :hold AND (u > :over OR h > :over) "
+    "e = :e AND w <= :w AND d >= :hold AND u > :over "
     "AND NOT contains(q, :number) AND (attribute_not_exists(q) OR size(q) < :most)"
 )
 
@@ -82,7 +82,7 @@ class DynamoDBSessions(DeskStore):
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one request, with everything that its contact means for its session."""
-        asked = cast("SessionClaim", claim)
+        asked, seen = cast("SessionClaim", claim), cast("Seen | None", {})
         for pause in _pauses():
             now = self.shelf.store.clock()
             decision = decide_claim(None, claim, now, 0)
@@ -149,7 +149,7 @@ class DynamoDBSessions(DeskStore):
 
     async def _settled(self, work: Any, seen: Seen, may_end: bool = False) -> Any:
         for pause in _pauses():
-            desk = DynamoDBDesk(self, seen, may_end)
+            desk, answer = DynamoDBDesk(self, seen, may_end), None
             try:
                 answer = await work(desk)
                 refused = await self._done(desk.writes())
