@@ -38,7 +38,9 @@ NO_ANSWER: tuple[None, None, float] = (None, None, 0.0)
 COMPLETED = State.COMPLETED
 
 SENDS = 4
-"""How often an ending is sent before the keeper takes it over, and a claim that is granted after its lease."""
+"""How often an ending is sent before the keeper takes it over."""
+LATE_GRANTS = 10
+"""How often a claim may be granted after its lease before its store is too slow for it."""
 
 
 class Colour(Protocol):
@@ -188,7 +190,7 @@ class Flow:
             elif answer.verdict in GRANTED and self.monotonic() - started >= claim.lease:
                 late = answer  # after its lease: only if nobody took over meanwhile may this attempt begin
                 times_late += 1
-                if times_late >= SENDS:
+                if times_late >= LATE_GRANTS:
                     await self.withdraw(colour, claim)
                     return self.store_error(call, answers.too_slow(claim))
             else:

@@ -114,7 +114,7 @@ def test_a_store_without_handlers(tmp_path: Path, capsys: pytest.CaptureFixture[
     def die(message: Message) -> None:
         raise KeyboardInterrupt
 
-    with Receiver(url, policy=Policy(lease="1ms", on_crash="in_doubt")) as receiver:
+    with Receiver(url, policy=Policy(lease="200ms", on_crash="in_doubt")) as receiver:
         with pytest.raises(KeyboardInterrupt):
             receiver.process(Message(id="m-1"), die)
         key = receiver.key_of(Message(id="m-1"))
