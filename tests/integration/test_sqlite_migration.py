@@ -6,9 +6,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.integration.sqlite_helpers import files_in
 
 from effectonce import Message, Receiver
 from effectonce.errors import StoreError
+from effectonce.ops.cli import main
 from effectonce.stores import _sqlite_file
 from effectonce.stores.sqlite import SQLiteStore
 
@@ -57,3 +59,12 @@ def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: pytest.M
     with pytest.raises(StoreError):
         SQLiteStore(old)
     assert schema_of(old) == before
+
+
+def test_migrate_makes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A deployment may call it whatever its store is; what it can't do it says before it makes a file."""
+    url = f"sqlite:///{tmp_path}/effects.db"
+    assert main(["migrate", "--print", url]) == 2
+    assert files_in(tmp_path) == []
+    assert [main(["migrate", url]) for _ in range(2)] == [0, 0]
+    assert "is ready" in capsys.readouterr().out

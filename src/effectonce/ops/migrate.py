@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import inspect
 from contextlib import closing
-from typing import Any
 
 from .._blocking import run
 from ..errors import UsageError
-from ..stores import open_store
+from ..stores import kind_of, open_store
 from ..stores._urls import shown
 from . import _tables
 
@@ -56,11 +55,16 @@ def _migrate(arguments: argparse.Namespace) -> int:
         from ..messaging import cursors
 
         return _make_tables(arguments, cursors.schema)
+    verb = "ddl" if arguments.print else "migrate"
+    if not hasattr(kind_of(arguments.url), verb):  # before a file is made of its name
+        raise UsageError(
+            f"{shown(arguments.url)!r} has nothing to migrate: this store makes what it needs by itself."
+        )
     with open_store(arguments.url) as store:
+        made = getattr(store, verb)()
         if arguments.print:
-            print(_named(store, "ddl", arguments.url)(), end="")
+            print(made, end="")
             return 0
-        made = _named(store, "migrate", arguments.url)()
         if inspect.iscoroutine(made):
             made = run(made)
         print(f"{shown(arguments.url)} {'has just been made ready' if made else 'is ready'}.")
@@ -86,10 +90,3 @@ def _make_tables(arguments: argparse.Namespace, schema: _tables.Schema) -> int:
     _tables.make(arguments.url, schema)
     print(f"{shown(arguments.url)} is ready.")
     return 0
-
-
-def _named(store: Any, verb: str, url: str) -> Any:
-    found = getattr(store, verb, None)
-    if found is None:
-        raise UsageError(f"{shown(url)!r} has nothing to migrate: this store makes what it needs by itself.")
-    return found

@@ -40,14 +40,20 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         return SQLiteStore(os.fspath(url))
     if not isinstance(url, str):
         raise UsageError(f'{url!r} is neither a Store nor a URL such as "sqlite:///effects.db".')
+    from urllib.parse import parse_qsl
+
+    kind: Any = kind_of(url)
+    store: Store = kind.from_url(url, dict(parse_qsl(split(url).query, keep_blank_values=True)))
+    return store
+
+
+def kind_of(url: str) -> type[Store]:
+    """The class of the store that a URL names. Nothing is opened."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in SCHEMES:
         raise UsageError(
             f"{shown(url)!r} has no known scheme. Known are {', '.join(f'{s}://' for s in SCHEMES)}."
         )
-    from urllib.parse import parse_qsl
-
     module, _, name = SCHEMES[scheme].partition(":")
-    kind: type[Any] = getattr(import_module(f".{module}", __package__), name)
-    store: Store = kind.from_url(url, dict(parse_qsl(split(url).query, keep_blank_values=True)))
-    return store
+    kind: type[Store] = getattr(import_module(f".{module}", __package__), name)
+    return kind

@@ -184,6 +184,10 @@ class SQLiteStore(_Verbs):
         """End a claim; the answer comes when it is on the disk."""
         return self._execute_one(completion, self._perform_completion)  # type: ignore[no-any-return]
 
+    def migrate(self) -> bool:
+        """Nothing is left to do: whoever opens a file makes what it needs there, or brings it up to date."""
+        return False
+
     def for_asyncio(self) -> Store:
         """The same verbs, executed on a thread."""
         return _OnThread(self)
