@@ -135,7 +135,7 @@ class Simulated:
             process.interrupted.discard(slot)
 
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
-        """Run jobs one after the other; after a cancellation the rest never begin."""
+        """Run jobs one after the other; after a cancellation, which a job may keep to itself, the rest never begin."""
         results: list[T | None] = []
         interrupted: BaseException | None = None
         for job in jobs:
@@ -144,6 +144,8 @@ class Simulated:
             except Cancelled as error:
                 interrupted = error
                 results.append(None)
+            if interrupted is None and self._process.slot in self._process.cancelled:
+                interrupted = Cancelled()
         return results, interrupted
 
 
