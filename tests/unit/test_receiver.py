@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,18 @@ from tests.unit.receiving import (
     running,
 )
 
-from effectonce import InDoubt, InProgress, KeyReused, Message, NotApplied, Policy, Receiver, State, current
+from effectonce import (
+    InDoubt,
+    InProgress,
+    KeyReused,
+    Message,
+    NotApplied,
+    Policy,
+    Receiver,
+    State,
+    _cache,
+    current,
+)
 from effectonce.errors import (
     AttemptsExhausted,
     ColourMismatch,
@@ -680,23 +692,45 @@ def test_the_cache_has_a_bound(caching: Receiver, staged: StagedStore, colour: C
     assert staged.calls == ["claim"]
 
 
+def test_the_cache_has_a_bound_of_bytes(
+    caching: Receiver, staged: StagedStore, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large result makes the oldest go, and one that is larger than all of it is not held."""
+    monkeypatch.setattr(_cache, "MOST_BYTES", 1000)
+    for name, size in (("old", 600), ("new", 600), ("huge", 1200)):
+        colour.process(caching, Message(name), Counted("x" * size))
+    staged.calls.clear()
+    assert colour.process(caching, Message("new"), must_not_run).replayed
+    assert staged.calls == []
+    for name in ("old", "huge"):
+        assert colour.process(caching, Message(name), must_not_run).replayed
+    assert staged.calls == ["claim"] * 2
+
+
 def test_the_cache_makes_room_beside_other_threads(caching: Receiver) -> None:
-    """One that puts something in just while the oldest is looked for is no error of somebody else's call."""
+    """Many threads that put something in at once are in nobody's way, and its bounds hold."""
+    cache, errors = caching.flow.cache, list[BaseException]()
 
-    class Crowded(dict[str, Any]):
-        is_crowded = False
+    def crowd(name: int) -> None:
+        try:
+            for number in range(300):
+                caching.process(Message(f"{name}-{number}"), Counted("x"))
+        except BaseException as error:
+            errors.append(error)
 
-        def __iter__(self) -> Any:
-            looking = super().__iter__()
-            if not self.is_crowded:
-                self.is_crowded = True
-                self["another thread's"] = (0.0, None)
-            return looking
-
-    caching.flow.cache._records = Crowded()
-    for number in range(4):
-        caching.process(Message(f"e-{number}"), Counted())
-    assert len(caching.flow.cache._records) == 2
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=crowd, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert len(cache._records) == 2
+    assert cache._bytes == sum(len(record.result or b"") for _, record in cache._records.values())
 
 
 def test_the_cache_forgets_with_the_store(
