@@ -22,6 +22,8 @@ from effectonce import _flow
 from effectonce.testing.simulation import INVARIANTS, Counterexample, Scenario, explore, find, replay
 from effectonce.testing.simulation._world import World
 
+pytestmark = pytest.mark.timeout(600)  # of work without a pause, which takes long beside others
+
 
 def named(cases: list[Scenario]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
