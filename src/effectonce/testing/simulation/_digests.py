@@ -31,6 +31,7 @@ BLAND: tuple[Any, ...] = (
     Token,
     threading.Event,
     type(threading.Lock()),
+    type(threading.RLock()),
     type,
 )
 """What is the same in every run of a process, or changes nothing that it does."""
