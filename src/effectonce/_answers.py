@@ -77,7 +77,7 @@ def failure_of(call: Call, attempt: Attempt, error: BaseException) -> Completion
     elif isinstance(error, policy.in_doubt):
         state = State.IN_DOUBT
     elif isinstance(error, policy.remember):
-        state, result = State.FAILED, codec.encode_error(error, max(policy.max_result, LONGEST_ERROR))
+        state, result = State.FAILED, _encoded_error(policy, error)
     return Completion(call.key, attempt.claim.owner, attempt.fence, state, result, policy.keep)
 
 
@@ -104,8 +104,7 @@ def settlement_of(call: Call, record: Record, resolution: Resolution, now: float
             why = result[1:].decode("utf-8", "replace")
             raise UsageError(f"This can't be the result of an attempt in doubt: {why}.", key=call.key)
     elif resolution.kind == "failed":
-        longest = max(call.policy.max_result, LONGEST_ERROR)
-        state, result = State.FAILED, codec.encode_error(resolution.value, longest)
+        state, result = State.FAILED, _encoded_error(call.policy, resolution.value)
     elif resolution.kind != "not_applied":  # a slip of the pen must not run it again
         raise UsageError(
             f"{resolution!r}: write Resolution.completed, .failed or .not_applied.", key=call.key
@@ -197,6 +196,10 @@ def encoded(policy: Policy, hint: Any, value: Any) -> bytes | None:
     if len(encoded) > policy.max_result:
         return UNAVAILABLE + f"it has {len(encoded)} bytes, max_result is {policy.max_result}".encode()
     return encoded
+
+
+def _encoded_error(policy: Policy, error: BaseException) -> bytes:
+    return codec.encode_error(error, max(policy.max_result, LONGEST_ERROR))
 
 
 def _without_value(call: Call, record: Record) -> tuple[Status, BaseException | None]:

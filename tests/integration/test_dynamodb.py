@@ -31,7 +31,6 @@ from tests.integration.dynamodb_helpers import (
     renew,
 )
 from tests.servers import Server
-from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver
@@ -45,19 +44,6 @@ from effectonce.testing.clocks import START_SECONDS, ManualClock, wait_until
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 HOUR = 3600.0
-
-
-@pytest.fixture(params=["dynamodb", "dynamodb_local"])
-def endpoint(request: pytest.FixtureRequest) -> str:
-    """Each engine in turn."""
-    server: HasURL = request.getfixturevalue(request.param)
-    return server.url.partition("endpoint=")[2]
-
-
-@pytest.fixture
-def quick(dynamodb: HasURL) -> str:
-    """The engine that is quicker, for what does not depend on it."""
-    return dynamodb.url.partition("endpoint=")[2]
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from tests.integration.dynamodb_helpers import (
     one_session,
     opened,
 )
-from tests.servers.fixtures import HasURL
 
 from effectonce import Policy, Receiver, current
 from effectonce._blocking import run
@@ -38,19 +37,6 @@ CONFLICT = {"CancellationReasons": [{"Code": "TransactionConflict"}, {"Code": "N
 @pytest.fixture(autouse=True)
 def _quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     one_session(monkeypatch)
-
-
-@pytest.fixture(params=["dynamodb", "dynamodb_local"])
-def endpoint(request: pytest.FixtureRequest) -> str:
-    """Each engine in turn."""
-    server: HasURL = request.getfixturevalue(request.param)
-    return server.url.partition("endpoint=")[2]
-
-
-@pytest.fixture
-def quick(dynamodb: HasURL) -> str:
-    """The engine that is quicker, for what does not depend on it."""
-    return dynamodb.url.partition("endpoint=")[2]
 
 
 class Server:
