@@ -60,11 +60,11 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
             return Decision(Verdict.LATE, record)
         fence = floor if record is None else max(floor, record.fence)
         return make(Decision, (CLAIMED, _held(claim, fence + 1, 1, now), 0.0))
-    state = record.state
-    if record.fingerprint != claim.fingerprint:  # 2. known, but something else was asked
+    _, state, _, _, fingerprint, _, _, _, expires_at, _ = record
+    if fingerprint != claim.fingerprint:  # 2. known, but something else was asked
         return Decision(Verdict.MISMATCH, record)
     if state is COMPLETED or state is FAILED:  # 3. known and done
-        return make(Decision, (REPLAY, record, record.expires_at - now))
+        return make(Decision, (REPLAY, record, expires_at - now))
     if state is IN_DOUBT:  # 4. ended without a word
         return Decision(Verdict.IN_DOUBT, record)
     if state is PENDING:  # 5. held: by me (the reply was lost), or by another, whose lease lives or is over
@@ -91,14 +91,15 @@ def decide_renewal(record: Record | None, renewal: Renewal, now: float) -> Recor
 
 def decide_ending(record: Record | None, ending: Completion, now: float) -> tuple[Ending, Record | None]:
     """Say whether this attempt may end the record, and what it becomes."""
-    if record is None or record.fence != ending.fence:
+    _, owner, fence, state, result, keep, began = ending
+    if record is None or record.fence != fence:
         return FENCED, record
-    has_answer = ending.state is COMPLETED or ending.state is FAILED
-    result = ending.result if has_answer else _later(record.result, ending.result)
-    if record.owner == ending.owner and ENDINGS[ending.state] in MOVES[record.state]:
-        after = _ended(record, ending.state, result, now + ending.keep)
-        return DONE, after if ending.began else after._replace(attempts=after.attempts - 1)
-    if record.state is ending.state and record.result == result:
+    if state is not COMPLETED and state is not FAILED:  # no answer, so what it brings is its journal
+        result = _later(record.result, result)
+    if record.owner == owner and ENDINGS[state] in MOVES[record.state]:
+        after = _ended(record, state, result, now + keep)
+        return DONE, after if began else after._replace(attempts=after.attempts - 1)
+    if record.state is state and record.result == result:
         return REPEATED, record
     return FENCED, record
 

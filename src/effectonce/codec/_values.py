@@ -48,8 +48,7 @@ def decode(data: bytes, hint: Any = Any) -> Any:
     try:
         if type(hint) is Form:
             return hint.read(data)
-        tree = parse(data)
-        return _unpack(tree, plan_of(hint)) if b'"$"' in data else tree
+        return _unpack(parse(data), plan_of(hint)) if b'"$"' in data else parse(data)
     except Exception as error:
         raise _unreadable(hint, error) from error
 
