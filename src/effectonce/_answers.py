@@ -231,8 +231,8 @@ def too_slow(claim: Claim) -> StoreUnavailable:
 def waits_for_itself(call: Call) -> UsageError:
     """The error of a handler that asks for its own key."""
     return UsageError(
-        "A handler asked for the key that it is running for, and would wait for itself. Give the inner call "
-        "another key, or an operation= of its own.",
+        "A handler asked for the key that it is running for, or that a handler around it is running for, and would "
+        "wait for itself. Give the inner call another key, or an operation= of its own.",
         key=call.key,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from threading import get_ident
@@ -37,6 +37,8 @@ class Attempt:
 
     flow: Flow
     policy: Policy
+    outer: Attempt | None = None
+    """The attempt whose handler has begun this one, where that is worth remembering: in a transaction."""
 
     # Most attempts end untroubled: what trouble would set is a default of the class, and costs them nothing.
     ending = False
@@ -253,10 +255,13 @@ def here() -> object:
     return (loop and asyncio.current_task(loop)) or get_ident()
 
 
-def is_within(key: str) -> bool:
-    """Whether this runs inside of the attempt for a key. An interruption may leave one here that has ended."""
+def surrounding() -> Iterator[Attempt]:
+    """The attempts that this runs inside of, as far as they are known. An interruption may leave one that has ended."""
     attempt = CURRENT.get(None)
-    return attempt is not None and attempt.key == key and not attempt.ended
+    while attempt is not None:
+        if not attempt.ended:
+            yield attempt
+        attempt = attempt.outer
 
 
 def current() -> Attempt:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _answers as answers
-from ._attempt import CURRENT, is_within
+from ._attempt import here, surrounding
 from .errors import StoreError
 from .hooks import ASIDE
 
 if TYPE_CHECKING:
     from ._answers import Call
+    from ._attempt import Attempt
     from ._flow import Colour, Flow
     from ._messages import Outcome
     from ._records import Decision
@@ -45,7 +46,7 @@ class Waiting:
             flow.tell("busy", call.key, detail="waits")
         left = min(left, decision.retry_after + FIRST_PAUSE)
         running = flow.keeper.running(call.key)
-        if is_within(call.key) and not _is_anothers(decision):
+        if self._is_inside_of_its_holder(colour, decision, running):
             raise answers.waits_for_itself(call)
         if running is None:
             await self._wait_for_another_process(colour, decision, left)
@@ -58,6 +59,17 @@ class Waiting:
         if running.recorded is not None:  # what the store would say, without asking it
             return flow.replay(call, answers.record_of(call, running, running.recorded))
         return None
+
+    def _is_inside_of_its_holder(self, colour: Colour, decision: Decision, running: Attempt | None) -> bool:
+        """Whether the key's holder can't end before this call does, because its handler runs around it.
+
+        The holder is known by its owner, for a key of the same name may be somebody else's: in another store, perhaps.
+        """
+        key, owner = self._call.key, decision.record and decision.record.owner
+        around = [attempt for attempt in surrounding() if attempt.key == key]
+        if running is not None and _is_of_this_line(running, colour):
+            around.append(running)
+        return any(not owner or attempt.claim.owner == owner for attempt in around)
 
     async def _wait_for_another_process(self, colour: Colour, decision: Decision, seconds: float) -> None:
         if decision.record is None:  # an open transaction has it: nothing can be watched
@@ -72,7 +84,6 @@ class Waiting:
         self._pause = min(self._pause * 2, LAST_PAUSE)
 
 
-def _is_anothers(decision: Decision) -> bool:
-    """Whether somebody else holds a key of the same name as the attempt that runs here: in another store, perhaps."""
-    owner = decision.record and decision.record.owner
-    return bool(owner) and owner != CURRENT.get().claim.owner
+def _is_of_this_line(attempt: Attempt, colour: Colour) -> bool:
+    """Whether a handler runs in the task that is about to wait for it; who blocks has its whole thread wait."""
+    return attempt.line == here() if colour.awaits else not attempt.is_aside

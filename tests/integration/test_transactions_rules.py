@@ -344,6 +344,28 @@ def test_the_attempt_knows_where_it_runs(scene: Scene) -> None:
     assert kinds == [("claimed", "atomic"), ("completed", "atomic")]
 
 
+def test_a_handler_that_asks_for_its_own_key_by_way_of_another(scene: Scene) -> None:
+    """It is told that it would wait for itself, rather than to roll back and try again for ever."""
+    after = {"a": "b", "b": "a"}
+
+    def handler(message: Message) -> Any:
+        return scene.receiver.on(connection).process(Message(id=after[message.id]), handler).value
+
+    with scene.transaction() as connection, pytest.raises(UsageError, match="wait for itself"):
+        scene.receiver.on(connection).process(Message(id="a"), handler)
+
+
+def test_a_key_of_the_same_name_in_another_store_is_another_key(scene: Scene) -> None:
+    """A message that was begun elsewhere may be handed on to a transaction."""
+    message = Message(id="a")
+    with scene.transaction() as connection:
+        outcome = Receiver("memory://").process(
+            message, lambda _: scene.receiver.on(connection).process(message, scene.handler(connection)).value
+        )
+    assert outcome.status == "executed"
+    assert scene.place.count("a") == 1
+
+
 def test_a_handler_that_calls_another(scene: Scene) -> None:
     """Calls nest, each in a savepoint of its own: when the outer fails, the inner is undone with it."""
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.receiving import Counted, StagedStore
 
 from effectonce import Message, Policy, Receiver, StoreUnavailable
-from effectonce._records import Record
+from effectonce._records import Record, Verdict
 from effectonce.errors import UsageError
 
 EVENT = Message("e-1")
@@ -77,6 +77,69 @@ def test_a_handler_does_not_wait_for_itself(busy: Any) -> None:
     with pytest.raises(UsageError, match="wait for itself"):
         receiver.process(EVENT, handler)
     assert inner.runs == 0
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio", "mixed"])
+@pytest.mark.parametrize("busy", ["wait", "join"])
+def test_a_handler_does_not_wait_for_itself_by_way_of_another_key(busy: Any, colour: str) -> None:
+    """However many keys are in between: nobody waits for what can't end before the wait does."""
+    receiver = Receiver("memory://", policy=Policy(busy=busy))
+    after = {"e-1": "e-2", "e-2": "e-3", "e-3": "e-1"}
+    runs: list[str] = []
+
+    def handler(message: Message) -> Any:
+        runs.append(message.id)
+        return receiver.process(Message(after[message.id]), handler).value
+
+    async def ahandler(message: Message) -> Any:
+        runs.append(message.id)
+        return (await receiver.aprocess(Message(after[message.id]), ahandler)).value
+
+    with pytest.raises(UsageError, match="wait for itself"):
+        if colour == "blocking":
+            receiver.process(EVENT, handler)
+        else:
+            asyncio.run(receiver.aprocess(EVENT, ahandler if colour == "asyncio" else handler))
+    assert runs == ["e-1", "e-2", "e-3"]
+
+
+def test_a_key_of_the_batch_that_has_its_turn_later_is_not_waited_for() -> None:
+    """It was claimed with the others, and begins when this handler has ended."""
+    receiver = Receiver("memory://")
+
+    def handler(message: Message) -> Any:
+        return receiver.process(Message("e-2"), handler).value if message.id == "e-1" else message.id
+
+    first, second = receiver.process_batch([Message("e-1"), Message("e-2")], handler)
+    assert isinstance(first.error, UsageError)
+    assert second.value == "e-2"
+
+
+def test_tasks_of_one_loop_wait_for_each_other() -> None:
+    """Who waits for a plain function's result, which is being recorded, does not run inside of it."""
+    recording, waits = asyncio.Event(), asyncio.Event()
+
+    class Slow(StagedStore):
+        async def complete(self, completion: Any) -> Any:
+            recording.set()
+            await waits.wait()
+            return await super().complete(completion)
+
+        async def claim(self, claim: Any) -> Any:
+            decision = await super().claim(claim)
+            if decision.verdict is Verdict.BUSY:
+                waits.set()
+            return decision
+
+    receiver = Receiver(Slow())
+
+    async def both() -> Any:
+        first = asyncio.ensure_future(receiver.aprocess(EVENT, lambda _: "done"))
+        await recording.wait()
+        return await receiver.aprocess(EVENT, lambda _: "again"), await first
+
+    replayed, executed = asyncio.run(both())
+    assert (replayed.status, replayed.value, executed.value) == ("replayed", "done", "done")
 
 
 def test_the_end_of_an_attempt_in_this_process_is_the_answer() -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import _blocking
-from .._attempt import is_within
+from .._attempt import surrounding
 from .._durations import Duration, seconds
 from .._messages import Message, Outcome
 from ..errors import NotApplied, Unencodable
@@ -88,7 +88,8 @@ class Tasks:
     async def _outcome(self, colour: Colour, task: Task) -> Outcome[Any]:
         call = self._call(task)
         function = self._guarded(task.function, colour.awaits)
-        if is_within(call.key):  # a task that calls itself as a function: no message, so no effect of its own
+        if any(attempt.key == call.key for attempt in surrounding()):
+            # A task that calls itself as a function: no message, so no effect of its own.
             value = task.function(*task.args, **task.kwargs)
             return Outcome("executed", await value if colour.awaits else value)
         try:

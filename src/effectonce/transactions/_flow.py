@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from .. import _answers as answers
 from .._answers import Call
-from .._attempt import CURRENT, Attempt, is_within
+from .._attempt import CURRENT, Attempt, surrounding
 from .._blocking import Gathered, not_awaited
 from .._flow import Colour, Flow, Home
 from .._messages import Outcome
@@ -35,6 +35,11 @@ class AtomicAttempt(Attempt):
     lost: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     savepoint: str | None = None
     """Where its handler began."""
+
+    def end(self, outcome: Any) -> None:
+        """Let those who wait for this attempt go on, and let go of the one around it."""
+        super().end(outcome)
+        self.outer = None
 
 
 class InTransaction:
@@ -140,13 +145,14 @@ class AtomicFlow(Flow):
     def check(self, colour: Colour, call: Call) -> None:
         """Raise if there is no transaction, or if the call would wait for itself."""
         cast("TransactionStore", colour.store).adapter.check()
-        if is_within(call.key):
+        if any(each.key == call.key and each.flow.keeper is self.keeper for each in surrounding()):
             raise answers.waits_for_itself(call)
 
     def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt:
         """A claim was granted. Its lease is the transaction."""
         attempt = AtomicAttempt(call.claim, record.fence, record.attempts, started, self.monotonic)
         attempt.flow, attempt.policy, attempt.progress = self, call.policy, record.result
+        attempt.outer = CURRENT.get(None)
         taken_over = verdict is Verdict.TAKEN_OVER
         if taken_over:
             self.events.note("taken_over", started)
