@@ -99,10 +99,14 @@ def settlement_of(call: Call, record: Record, resolution: Resolution, now: float
     """
     state, result = State.ABSENT, None
     if resolution.kind == "completed":
-        state, result = State.COMPLETED, encoded(call.policy, call.hint, resolution.value)
+        hint = call.hint if resolution.hint is Any else resolution.hint
+        state, result = State.COMPLETED, encoded(call.policy, hint, resolution.value)
         if result is not None and result.startswith(UNAVAILABLE):
             why = result[1:].decode("utf-8", "replace")
-            raise UsageError(f"This can't be the result of an attempt in doubt: {why}.", key=call.key)
+            raise UsageError(
+                f"This can't be the result of an attempt in doubt: {why}. What is no plain data needs its type, hint=.",
+                key=call.key,
+            )
     elif resolution.kind == "failed":
         state, result = State.FAILED, _encoded_error(call.policy, resolution.value)
     elif resolution.kind != "not_applied":  # a slip of the pen must not run it again

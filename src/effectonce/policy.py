@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction
 from typing import Any, Literal, NamedTuple, Self
@@ -23,11 +23,16 @@ class Resolution(NamedTuple):
 
     kind: Literal["completed", "failed", "not_applied"]
     value: Any = None
+    hint: Any = Any
 
     @classmethod
-    def completed(cls, value: Any = None) -> Resolution:
-        """The effect happened; ``value`` is its result."""
-        return cls("completed", value)
+    def completed(cls, value: Any = None, *, hint: Any = Any) -> Resolution:
+        """The effect happened; ``value`` is its result.
+
+        ``hint`` is the type of a value that needs one, as the function's return annotation says it. A call of the
+        function knows it by itself; a sweep does not.
+        """
+        return cls("completed", value, hint)
 
     @classmethod
     def failed(cls, error: BaseException) -> Resolution:
@@ -40,8 +45,8 @@ class Resolution(NamedTuple):
         return cls("not_applied")
 
 
-Prober = Callable[[Record], "Resolution | None"]
-"""Asks the outside world what became of an attempt in doubt; None when it can't tell yet."""
+Prober = Callable[[Record], "Resolution | Awaitable[Resolution | None] | None"]
+"""Asks the outside world what became of an attempt in doubt; None when it can't tell yet. On a loop it may be async."""
 
 WORDS: dict[str, tuple[str, ...]] = {
     "busy": ("wait", "reject", "join", "skip"),

@@ -245,7 +245,7 @@ def test_a_settlement_is_told(stage: Stage, who: str, how: str) -> None:
     stage.told.clear()
     resolution, kind = SETTLED[how]
     if who == "person":
-        stage.colour.resolve(stage.receiver, stage.receiver.key_of(EVENT), *resolution)
+        stage.colour.resolve(stage.receiver, stage.receiver.key_of(EVENT), resolution.kind, resolution.value)
     elif who == "prober":
         stage.process(policy=Policy(prober=lambda _: resolution))
     else:

@@ -192,6 +192,7 @@ def test_presets(preset: str, shortest: float, longest: float, busy: str) -> Non
 def test_resolutions_have_three_kinds() -> None:
     """What a prober may answer."""
     error = ValueError()
-    assert Resolution.completed(5) == ("completed", 5)
-    assert Resolution.failed(error) == ("failed", error)
-    assert Resolution.not_applied() == ("not_applied", None)
+    assert Resolution.completed(5) == ("completed", 5, Any)
+    assert Resolution.completed(5, hint=int) == ("completed", 5, int)
+    assert Resolution.failed(error) == ("failed", error, Any)
+    assert Resolution.not_applied() == ("not_applied", None, Any)

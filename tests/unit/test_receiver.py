@@ -997,7 +997,7 @@ def test_a_loop_may_have_an_async_prober(doubtful: str, receiver: Receiver) -> N
     async def prober(_: Any) -> Resolution:
         return Resolution.completed("found")
 
-    outcome = asyncio.run(receiver.aprocess(EVENT, must_not_run, policy=Policy(prober=prober)))  # type: ignore[arg-type]
+    outcome = asyncio.run(receiver.aprocess(EVENT, must_not_run, policy=Policy(prober=prober)))
     assert outcome.value == "found"
 
 
@@ -1008,7 +1008,7 @@ def test_a_blocking_call_cant_await_its_prober(doubtful: str, receiver: Receiver
         return Resolution.completed("found")
 
     with pytest.raises(EffectOnceError):
-        receiver.process(EVENT, must_not_run, policy=Policy(prober=prober))  # type: ignore[arg-type]
+        receiver.process(EVENT, must_not_run, policy=Policy(prober=prober))
     with pytest.raises(InDoubt):
         receiver.process(EVENT, must_not_run)
 
@@ -1065,6 +1065,32 @@ def test_a_sweep_asks_the_prober(
     assert record is not None
     assert record.state.name == states[found]
     assert (swept.in_doubt, swept.settled) == (1, found != "unknown")
+
+
+@dataclass
+class Transfer:
+    """A result that is no plain data."""
+
+    at: datetime
+
+
+def test_a_sweeps_prober_says_the_type_of_what_it_found(
+    receiver: Receiver, colour: Colour, clock: ManualClock
+) -> None:
+    """A sweep knows no function's return type; with the prober's word for it, repeats get what they expect."""
+    found = Transfer(datetime(2026, 1, 31, tzinfo=UTC))
+
+    @receiver.idempotent(key="id", policy=ONCE)
+    def transfer(id: str) -> Transfer:
+        raise Crash
+
+    with pytest.raises(Crash):
+        transfer("t-1")
+    clock.advance(LONG * 3)
+    untold, told = Resolution.completed(found), Resolution.completed(found, hint=Transfer)
+    assert colour.sweep(receiver, policy=Policy(prober=lambda _: untold)).settled == 0
+    assert colour.sweep(receiver, policy=Policy(prober=lambda _: told)).settled == 1
+    assert transfer("t-1") == found
 
 
 def test_one_bad_key_does_not_stop_a_sweep(receiver: Receiver, colour: Colour, clock: ManualClock) -> None:
