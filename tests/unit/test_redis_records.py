@@ -17,10 +17,11 @@ from effectonce.stores._redis_records import (
     HEADS,
     OUTLINE_SIZE,
     SHORT_FENCES,
+    TIMES,
+    found,
     last_of,
     outline,
     packed,
-    unpacked,
 )
 from effectonce.stores._redis_routes import slot_of
 
@@ -46,7 +47,15 @@ ended = st.builds(
 def stored(record: Record) -> Record:
     """What is read of a record that was written."""
     last = last_of(record)
-    return unpacked(record.key, packed(record), -1 if last is None else last)
+    return told(packed(record), -1 if last is None else last)
+
+
+def told(value: bytes, last: float = 5) -> Record:
+    """What is read of the bytes that a server has at the key ``k``."""
+    record, now = found("k", TIMES.pack(1_500_000, last) + value)
+    assert now == 1.5
+    assert record is not None
+    return record
 
 
 @given(pending | ended)
@@ -117,14 +126,14 @@ def test_a_watched_record_is_the_same_record() -> None:
     """That somebody waits for its end is no part of it."""
     record = Record("k", State.PENDING, b"o" * 16, 7, b"f", 1.5, 1, None, 2.5, False)
     value = packed(record)
-    assert unpacked("k", bytes([WATCHED]) + value[1:], 5) == record
+    assert told(bytes([WATCHED]) + value[1:]) == record
 
 
 @given(st.binary(max_size=60))
 def test_bytes_of_others_are_refused_or_read_but_never_break(value: bytes) -> None:
     """Whatever stands at a key, it is a record or it is a StoreMismatch."""
     try:
-        record = unpacked("k", value, 5)
+        record = told(value)
     except StoreMismatch as error:
         assert error.key == "k"
     else:

@@ -26,15 +26,14 @@ from ._redis_records import (
     PLAIN,
     SHORT,
     SHORT_FENCES,
-    TIMES,
     TRAITS,
     Head,
+    found,
     last_of,
     packed,
     short,
-    unpacked,
 )
-from ._steps import DONE, Added, Found, Step, Swap
+from ._steps import DONE, Added, Step, Swap
 
 W = TypeVar("W")
 
@@ -48,11 +47,10 @@ LARGEST: Final = 16_384
 """Bytes of a step that is not sent alone."""
 
 NO_FENCE: Final = bytes(SHORT)
-NO_KEY: Final = -2
-"""The last millisecond of nothing."""
 
 ARGUMENT: Final = b"$%d\r\n%b\r\n"
-OWNER: Final = b"$%d\r\n%c%b%b\r\n"
+ALONE: Final = b"%b$%d\r\n%b\r\n%b%b%b%b"
+OWNER: Final = b"$%d\r\n%c"
 HOLDER: Final = b"$%d\r\n%b%c%b\r\n"
 ENDING: Final = HOLDER + b"$%d\r\n%b%b\r\n"
 
@@ -63,15 +61,21 @@ SCRIPTS: Final = {
 
 
 class Shape:
-    """What the commands of steps have in common that may travel together: the script, and arguments for all keys."""
+    """What the commands of steps have in common that may travel together: the script, and arguments for all keys.
 
-    __slots__ = ("_arguments", "_common", "_script", "alone")
+    ``each`` is how many arguments a step has of its own. A step that has one, of a size that is the same for all, may
+    leave to the shape what stands ``around`` it.
+    """
 
-    def __init__(self, script: bytes, each: int, *common: bytes) -> None:
+    __slots__ = ("_after", "_alone", "_arguments", "_before", "_common", "_script")
+
+    def __init__(
+        self, script: bytes, each: int, *common: bytes, around: tuple[bytes, bytes] = (b"", b"")
+    ) -> None:
         self._script, self._arguments = script, (len(common), each)
         self._common = arguments(*common)
-        self.alone = self._start(1)
-        """How the command for one key begins."""
+        self._before, self._after = around
+        self._alone = self._start(1)
 
     def _start(self, count: int) -> bytes:
         common, each = self._arguments
@@ -80,15 +84,19 @@ class Shape:
 
     def command(self, name: bytes, argument: bytes) -> bytes:
         """The command for one key."""
-        return b"%b%b%b%b" % (self.alone, name, self._common, argument)
+        return ALONE % (self._alone, len(name), name, self._common, self._before, argument, self._after)
 
     def commands(self, names: list[bytes], each: list[bytes]) -> bytes:
         """The command for many keys."""
-        return b"".join([self._start(len(names)), *names, self._common, *each])
+        between = self._after + self._before
+        start = self._start(len(names))
+        return b"".join(
+            [start, arguments(*names), self._common, self._before, between.join(each), self._after]
+        )
 
 
 Parts = tuple[Shape, bytes, bytes]
-"""A step in pieces: what it shares with others, the name of its key and its arguments, both as they are sent."""
+"""A step in pieces: what it shares with others, the name of its key, and its arguments as they are sent."""
 
 
 class Bundle(Generic[W]):
@@ -180,26 +188,25 @@ class Commands:
 
     def watching(self, record: Record) -> bytes:
         """The command that asks to be told when a held record changes."""
-        return self._watch.command(arguments(self.name(record.key)), _holder(record.owner, record.fence))
+        return self._watch.command(self.name(record.key), _holder(record.owner, record.fence))
 
     def _claim(self, claim: Claim) -> Parts:
         key, owner, fingerprint, lease, keep, once, _, _ = claim
-        name, length, size = (self._prefix + key).encode(), len(owner), len(fingerprint)
-        argument = OWNER % (1 + length + size, length, owner, fingerprint)
-        return self._add(once, size, lease, keep), ARGUMENT % (len(name), name), argument
+        shape = self._add(once, len(owner), len(fingerprint), lease, keep)
+        return shape, (self._prefix + key).encode(), owner + fingerprint
 
     def _completion(self, completion: Completion) -> Parts:
         key, owner, fence, state, result, keep, _ = completion
-        name, length, body = (self._prefix + key).encode(), len(owner), result or b""
+        length, body = len(owner), result or b""
         is_short = fence in SHORT_FENCES
         holder, rest = FENCE.pack(fence), short(fence) if is_short else NO_FENCE
         argument = ENDING % (9 + length, holder, length, owner, SHORT + len(body), rest, body)
         shape = self._end(state, result is not None, keep, is_short)
-        return shape, ARGUMENT % (len(name), name), argument
+        return shape, (self._prefix + key).encode(), argument
 
     def _renewal(self, renewal: Renewal) -> Parts:
         key, owner, fence, lease, keep, journal = renewal
-        name, holder = arguments(self.name(key)), _holder(owner, fence)
+        name, holder = self.name(key), _holder(owner, fence)
         if journal is None:
             return self._hold(lease, keep), name, holder
         return self._save(lease, keep), name, holder + arguments(journal)
@@ -207,10 +214,10 @@ class Commands:
     def _swapping(self, swap: Swap) -> Parts:
         last = last_of(swap.after)
         texts = (packed(swap.before), packed(swap.after), b"" if last is None else b"%d" % last)
-        return self._swap, arguments(self.name(swap.key)), arguments(*texts)
+        return self._swap, self.name(swap.key), arguments(*texts)
 
     def _reading(self, key: str) -> Parts:
-        return self._read, arguments(self.name(key)), b""
+        return self._read, self.name(key), b""
 
 
 def order_of(step: Step) -> Order:
@@ -239,13 +246,6 @@ def understood(order: Order, answer: Any) -> Any:
     return found(key_of(order), answer)
 
 
-def found(key: str, answer: bytes) -> Found:
-    """What is there instead of what a step expected."""
-    now, last = TIMES.unpack_from(answer)
-    record = None if last == NO_KEY else unpacked(key, answer[TIMES.size :], last)
-    return make(Found, (record, now / 1_000_000))
-
-
 def command(*texts: bytes) -> bytes:
     """A command as a server wants it."""
     return b"*%d\r\n%b" % (len(texts), arguments(*texts))
@@ -253,6 +253,10 @@ def command(*texts: bytes) -> bytes:
 
 def arguments(*texts: bytes) -> bytes:
     """Parts of a command."""
+    sizes = set(map(len, texts))
+    if len(sizes) == 1:  # as most people's keys are
+        start = b"$%d\r\n" % sizes.pop()
+        return b"%b%b\r\n" % (start, (b"\r\n" + start).join(texts))
     return b"".join([ARGUMENT % (len(text), text) for text in texts])
 
 
@@ -260,9 +264,10 @@ def _holder(owner: bytes, fence: int) -> bytes:
     return HOLDER % (9 + len(owner), FENCE.pack(fence), len(owner), owner)
 
 
-def _adding(script: bytes, once: bool, size: int, lease: float, keep: float) -> Shape:
-    """All claims of a policy whose fingerprints have one size."""
-    return Shape(script, 1, _seconds(lease), _seconds(keep), TRAITS.pack(once, 1, size))
+def _adding(script: bytes, once: bool, length: int, size: int, lease: float, keep: float) -> Shape:
+    """All claims of a policy whose owners have one length and whose fingerprints one size."""
+    around = (OWNER % (1 + length + size, length), b"\r\n")
+    return Shape(script, 1, _seconds(lease), _seconds(keep), TRAITS.pack(once, 1, size), around=around)
 
 
 def _ending(script: bytes, state: State, has_result: bool, keep: float, is_short: bool) -> Shape:

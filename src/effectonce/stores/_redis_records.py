@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from .._records import NOBODY, Record, State, make
 from ..errors import StoreMismatch
+from ._steps import Found
 
 ABSENT, PENDING, COMPLETED, FAILED, IN_DOUBT = State
 
@@ -64,10 +65,24 @@ EPOCH: Final = 1_735_689_600_000
 SHORT_FENCES: Final = range(EPOCH, EPOCH + (1 << 40))
 SHORT: Final = 5
 
+MICROS: Final = 1_000_000
+"""The server's clock counts millionths of a second."""
+NO_KEY: Final = -2
+"""The last millisecond of nothing."""
+
 TIMES, TRAITS, FENCE = Struct(">dd"), Struct(">?IH"), Struct(">Q")
 PENDING_START, FULL_START = Struct(">Bdd?IHQB"), Struct(">BQd?IH")
 FORMS: Final = {TRAITS.pack(False, 1, size): size for size in (PLAIN, BARE)}
 """The traits that need not be told."""
+HEAD: Final = TIMES.size
+"""Where an answer has the head of a record."""
+SHORT_STARTS: Final = {form: Struct(f">ddx{form}sBI") for form in (PLAIN, BARE)}
+"""How an answer begins that tells of a record in a short form: both times, its head, what was asked, its fence."""
+SHORT_KINDS: Final = {
+    byte: (SHORT_STARTS[form].unpack_from, state, has_result, SHORT_STARTS[form].size)
+    for byte, (state, has_result, form) in HEADS.items()
+    if form != FULL
+}
 OUTLINE_SIZE: Final = 24
 """Bytes of a record that tell all but what was asked and answered."""
 
@@ -91,28 +106,43 @@ def packed(record: Record) -> bytes:
     return b"%c%b%b%b" % (head, fingerprint, short(fence), result or b"")
 
 
-def unpacked(key: str, value: bytes, last: float) -> Record:
-    """The record that is stored under a key which is there until the millisecond ``last`` is over (-1: for ever)."""
+def found(key: str, answer: bytes) -> Found:
+    """What a server told of a key: its clock, the last millisecond of what is there (-1: for ever), and what is there.
+
+    Nearly every duplicate finds a record in a short form.
+    """
+    try:
+        unpack, state, has_result, end = SHORT_KINDS[answer[HEAD]]
+        now, last, fingerprint, high, low = unpack(answer)
+    except (LookupError, error):
+        return _found_in_full(key, answer)
+    fence, result = EPOCH + (high << 32) + low, answer[end:] if has_result else None
+    expires_at = (last + 1) / 1000 if last > 0 else inf  # an operator may have made it stay
+    record = make(Record, (key, state, NOBODY, fence, fingerprint, 0.0, 1, result, expires_at, False))
+    return make(Found, (record, now / MICROS))
+
+
+def _found_in_full(key: str, answer: bytes) -> Found:
+    now, last = TIMES.unpack_from(answer)
+    if last == NO_KEY:
+        return Found(None, now / MICROS)
+    value = answer[HEAD:]
     try:
         state, has_result, form = HEADS[value[0]]
-        if form != FULL:
-            end = 1 + form + SHORT
-            if len(value) < end:
-                raise IndexError
-            fence = EPOCH + int.from_bytes(value[1 + form : end], "big")
-            fingerprint, expires_at, once, attempts = value[1 : 1 + form], _expires_at(last), False, 1
-        elif state is PENDING:
-            return _unpacked_pending(key, value)
-        else:
-            _, fence, expires_at, once, attempts, size = FULL_START.unpack_from(value)
-            end = FULL_START.size + size
-            fingerprint = value[FULL_START.size : end]
-            if len(fingerprint) != size:
-                raise IndexError
+        if form != FULL:  # then it is too short
+            raise IndexError
+        if state is PENDING:
+            return Found(_unpacked_pending(key, value), now / MICROS)
+        _, fence, expires_at, once, attempts, size = FULL_START.unpack_from(value)
+        end = FULL_START.size + size
+        fingerprint = value[FULL_START.size : end]
+        if len(fingerprint) != size:
+            raise IndexError
     except (LookupError, error):
         raise _not_ours(key, value) from None
     result = value[end:] if has_result else None
-    return make(Record, (key, state, NOBODY, fence, fingerprint, 0.0, attempts, result, expires_at, once))
+    fields = (key, state, NOBODY, fence, fingerprint, 0.0, attempts, result, expires_at, once)
+    return Found(make(Record, fields), now / MICROS)
 
 
 def _unpacked_pending(key: str, value: bytes) -> Record:
@@ -166,10 +196,6 @@ def last_of(record: Record) -> int | None:
     milliseconds = record.expires_at * 1000
     whole = _is_whole(record.expires_at)
     return max(round(milliseconds) - 1 if whole else floor(milliseconds), record.fence)
-
-
-def _expires_at(last: float) -> float:
-    return (last + 1) / 1000 if last > 0 else inf  # an operator may have made it stay
 
 
 def _is_whole(seconds: float) -> bool:

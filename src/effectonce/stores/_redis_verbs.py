@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar, cast
 from .._protocol import decide_claim, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, State
 from ..errors import StoreError
-from ._redis_commands import Commands, Order, answers, command, found, order_of, understood
-from ._redis_records import OUTLINE_SIZE, outline
+from ._redis_commands import Commands, Order, answers, command, order_of, understood
+from ._redis_records import OUTLINE_SIZE, found, outline
 from ._redis_routes import Dialogue, Routes
 from ._redis_wire import Address, Answers, ReplyError, Requests, complaint
 from ._steps import DONE, Conversation, Step, SteppingStore, claiming, ending
