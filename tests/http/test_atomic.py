@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -16,7 +17,7 @@ import psycopg
 import pytest
 from fastapi import FastAPI, HTTPException
 from fastapi import Request as Asked
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, Response, StreamingResponse
 from tests.integration.transaction_drivers import Place
 from tests.servers.fixtures import HasURL
 
@@ -61,6 +62,17 @@ class Site:
         @app.post("/file")
         async def file() -> FileResponse:
             return FileResponse(__file__)
+
+        @app.post("/events")
+        async def events() -> StreamingResponse:
+            await connection().execute(f"INSERT INTO {place.effects} VALUES ('events')")
+
+            async def endless() -> AsyncIterator[bytes]:
+                while True:
+                    yield b"data: still here\n\n"
+                    await asyncio.sleep(0)
+
+            return StreamingResponse(endless(), media_type="text/event-stream")
 
         @app.post("/short")
         async def short() -> Response:
@@ -243,6 +255,34 @@ def test_nobody_is_told_before_the_commit(place: Place) -> None:
     told(place, story)
 
 
+def test_a_stream_of_events_is_refused(place: Place) -> None:
+    """It has no end to commit at: it is told at its start instead of being held for ever, and nothing stays."""
+
+    async def story(site: Site) -> None:
+        with pytest.raises(UsageError, match="stream of events"):
+            await site.post("k", "", "/events")
+        assert place.count("events") == 0
+        assert (await site.post("k", "a")).status_code == 200
+
+    told(place, story)
+
+
+def test_a_transaction_that_is_run_again_uses_one_new_key(place: Place) -> None:
+    """However often the engine asks for it, at the commit or before; who may use one more key can."""
+
+    async def story(site: Site) -> None:
+        async def fail_twice(connection: Any) -> None:
+            if site.begun < 4:
+                raise psycopg.errors.SerializationFailure("again")
+
+        site.at_commit = fail_twice
+        assert (await site.post("k1", "a", "/pay?deadlock=1")).status_code == 200
+        assert site.begun == 4
+        assert [(await site.post(f"k{n}", "a")).status_code for n in (2, 2, 1, 3)] == [200, 200, 422, 429]
+
+    told(place, story, max_new_keys=2)
+
+
 def test_a_database_that_is_away_is_told_as_a_store_is(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,44 +320,63 @@ def replayed_in(headers: list[tuple[str, str]]) -> str | None:
     return {name.lower(): value for name, value in headers}.get("x-idempotency-replayed")
 
 
-def test_wsgi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for WSGI, over SQLite: once, replayed, undone by 5xx, and a large answer is done without its body."""
-    monkeypatch.setattr(_retrying, "FIRST_PAUSE", 0.0)
-    place = Place("sqlite", f"sqlite:///{tmp_path / 'app.db'}")
-    place.prepare()
+class Shop:
+    """A WSGI app with a boundary in atomic mode over SQLite, and a client of it."""
+
+    def __init__(self, folder: Path, app: Any, **rules: Any) -> None:
+        self.place = Place("sqlite", f"sqlite:///{folder / 'app.db'}")
+        self.place.prepare()
+        self.receiver = Receiver(self.place.store_url)
+        self.begun = 0
+        self.site = AtomicWSGIMiddleware(app, self.receiver, self.begin, scope=PUBLIC, **rules)
 
     @contextmanager
-    def begin() -> Iterator[Any]:
-        with closing(sqlite3.connect(place.path, timeout=30)) as opened, opened:
+    def begin(self) -> Iterator[Any]:
+        self.begun += 1
+        with closing(sqlite3.connect(self.place.path, timeout=30)) as opened, opened:
             opened.execute("BEGIN IMMEDIATE")
             yield opened
 
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        id = environ["wsgi.input"].read().decode()
-        connection().execute(f"INSERT INTO {place.effects} VALUES ('{id}')")
-        write = start_response("503 No" if id == "fails" else "200 OK", [("Content-Type", "text/plain")])
-        if id == "locked":
-            locked = sqlite3.OperationalError("database is locked")
-            locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise locked
-        if id == "corrected":  # it says another thing instead
-            write(b"all is well")
-            start_response("402 No", [], (ValueError, ValueError("no"), None))
-        return [b"x" * 100 if id == "large" else id.encode()]
-
-    def post(key: str, id: str) -> tuple[str, bytes, str | None]:
+    def post(self, key: str, id: str) -> tuple[str, bytes, str | None]:
         environ: dict[str, Any] = {
             "REQUEST_METHOD": "POST", "PATH_INFO": "/", "CONTENT_LENGTH": str(len(id)),
             "wsgi.input": io.BytesIO(id.encode()), "HTTP_IDEMPOTENCY_KEY": f'"{key}"',
         }  # fmt: skip
         setup_testing_defaults(environ)
         said: list[Any] = []
-        body = b"".join(site(environ, lambda status, headers, exc_info=None: said.append((status, headers))))
+
+        def start_response(status: str, headers: Any, exc_info: Any = None) -> None:
+            said.append((status, headers))
+
+        body = b"".join(self.site(environ, start_response))
         status, headers = said[-1]
         return status[:3], body, replayed_in(headers)
 
-    with Receiver(place.store_url) as receiver:
-        site = AtomicWSGIMiddleware(app, receiver, begin, scope=PUBLIC, max_response=50)
+
+def locked_database() -> sqlite3.OperationalError:
+    locked = sqlite3.OperationalError("database is locked")
+    locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return locked
+
+
+def test_wsgi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for WSGI, over SQLite: once, replayed, undone by 5xx, and a large answer is done without its body."""
+    monkeypatch.setattr(_retrying, "FIRST_PAUSE", 0.0)
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        id = environ["wsgi.input"].read().decode()
+        connection().execute(f"INSERT INTO {shop.place.effects} VALUES ('{id}')")
+        write = start_response("503 No" if id == "fails" else "200 OK", [("Content-Type", "text/plain")])
+        if id == "locked":
+            raise locked_database()
+        if id == "corrected":  # it says another thing instead
+            write(b"all is well")
+            start_response("402 No", [], (ValueError, ValueError("no"), None))
+        return [b"x" * 100 if id == "large" else id.encode()]
+
+    shop = Shop(tmp_path, app, max_response=50)
+    post = shop.post
+    with shop.receiver:
         assert [post("k", "a"), post("k", "a")] == [("200", b"a", None), ("200", b"a", "true")]
         assert post("k2", "fails")[0] == post("k2", "fails")[0] == "503"
         assert post("k3", "large")[:2] == ("200", b"x" * 100)
@@ -325,4 +384,43 @@ def test_wsgi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         status, problem, _ = post("k5", "locked")
         assert (status, b"store-unavailable" in problem) == ("503", True)
         assert post("k4", "corrected")[:2] == post("k4", "corrected")[:2] == ("402", b"corrected")
-    assert [place.count(id) for id in ("a", "fails", "large")] == [1, 0, 1]
+    assert [shop.place.count(id) for id in ("a", "fails", "large")] == [1, 0, 1]
+
+
+def test_wsgi_refuses_a_stream_of_events(tmp_path: Path) -> None:
+    """Whether it says so at once, or with its first event; nothing of what its handler did stays."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        id = environ["wsgi.input"].read().decode()
+        connection().execute(f"INSERT INTO {shop.place.effects} VALUES ('{id}')")
+
+        def events() -> Iterator[bytes]:
+            start_response("200 OK", [("content-type", "Text/Event-Stream; charset=utf-8")])
+            yield from itertools.repeat(b"data: still here\n\n")
+
+        return itertools.chain([next(events())], events()) if id == "at once" else events()
+
+    shop = Shop(tmp_path, app)
+    with shop.receiver:
+        for id in ("at once", "later"):
+            with pytest.raises(UsageError, match="stream of events"):
+                shop.post("k", id)
+            assert shop.place.count(id) == 0
+
+
+def test_wsgi_uses_one_new_key_for_a_transaction_that_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the engine asks for it; who may use one more key can."""
+    monkeypatch.setattr(_retrying, "FIRST_PAUSE", 0.0)
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        if shop.begun < 3:
+            raise locked_database()
+        start_response("200 OK", [])
+        return []
+
+    shop = Shop(tmp_path, app, max_new_keys=2)
+    with shop.receiver:
+        assert (shop.post("k1", "")[0], shop.begun) == ("200", 3)
+        assert [shop.post(f"k{n}", "")[0] for n in (2, 1, 2, 3)] == ["200", "200", "200", "429"]

@@ -43,3 +43,23 @@ class Quota:
         return Problem(
             "too-many-keys", "Wait, then send the same request with the same key again.", retry_after=left
         )
+
+
+class Share:
+    """The one new key that a request may use, however often its transaction is run again."""
+
+    def __init__(self, quota: Quota, scope: str, limit: int | None) -> None:
+        self._quota, self._scope, self._limit = quota, scope, limit
+        self._taken = False
+
+    def take(self) -> bool:
+        """Set the key aside, unless it is; False if there is none left."""
+        if self._limit is None:
+            return True
+        self._taken = self._taken or self._quota.take(self._scope, self._limit)
+        return self._taken
+
+    def give_back(self) -> None:
+        """The request has not used a new key."""
+        if self._taken:
+            self._taken = self._quota.give_back(self._scope)

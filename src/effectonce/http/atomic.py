@@ -6,8 +6,9 @@ the client get the first byte: it was told nothing that is not so. An answer of 
 handler did. Whatever the engine asks to be run again (a deadlock, a serialization failure, a COMMIT without a reply) is
 run again, the app with it.
 
-An answer is held until the commit. So nothing streams here; an answer that is larger than ``max_response`` is recorded
-as done without its body. What an app does after its answer (background tasks) is part of the transaction too.
+An answer is held until the commit. So nothing streams here: a stream of events is refused, and what its handler did is
+undone; an answer that is larger than ``max_response`` is recorded as done without its body. What an app does after its
+answer (background tasks) is part of the transaction too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Unpack, cast
 from .._answers import call_of
 from .._attempt import Attempt
 from .._blocking import run
+from .._messages import Outcome
 from .._receiver import Receiver
 from ..errors import InProgress, UsageError
 from ..transactions import aretrying, is_retryable, retrying
@@ -32,9 +34,10 @@ from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._boundary import Boundary, Exchange, Wish, claimed_here, key_in, natural_key, unheard
-from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, sound, start_of
+from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Header, Problem, Start, is_endless, sound, start_of
 from ._intake import take_in_from, whole
 from ._names import checked_scope
+from ._quota import Share
 from ._rules import Route, Rules, RuleWords, Scope
 from .asgi import App, Send, _request, _send, _without_extensions, seen_path
 
@@ -56,28 +59,29 @@ def connection() -> Any:
 class AtomicExchange(Exchange):
     """One request whose record is in a transaction."""
 
-    def __init__(self, boundary: Boundary, rules: Rules, on: Receiver, key: str, scope: str) -> None:
+    def __init__(
+        self, boundary: Boundary, rules: Rules, on: Receiver, key: str, scope: str, share: Share | None = None
+    ) -> None:
         colour = on.asyncio if _awaits(on) else on.blocking
         super().__init__(boundary, rules, colour, key, scope)
         self.flow = on.flow
+        self._share = share or Share(boundary.quota, scope, rules.max_new_keys)
 
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
-        limit, terms = self.rules.max_new_keys, self.rules.terms
-        may_create = limit is None or self.quota.take(self.scope, limit)
+        terms, may_create = self.rules.terms, self._share.take()
         if not may_create:
             terms = terms.but(late="reject", dead_letter=None)
         name = self.boundary.prefix_of(self.scope) + self.key
         self.call = call_of(name, fingerprint, terms, ANSWER, may_create)
-        unused = limit is not None and may_create
+        opened: Attempt | Outcome[Answer] | None = None
         try:
             opened = await self.flow.open(self.colour, self.call)
-            if not isinstance(opened, Attempt):
-                return self._refusal(opened)
-            unused = False
         finally:
-            if unused:
-                self.quota.give_back(self.scope)
+            if not isinstance(opened, Attempt):
+                self._share.give_back()
+        if not isinstance(opened, Attempt):
+            return self._refusal(opened)
         self.attempt, self.wish = opened, Wish()
         return None
 
@@ -162,9 +166,10 @@ class AtomicMiddleware:
         finally:
             asgi_body.close(taken)
         name = key if key is not None else natural_key(rules, _request(scope), body)
+        share = Share(self.boundary.quota, whose, rules.max_new_keys)
 
         async def transaction(on: Any) -> Answer:
-            exchange = AtomicExchange(self.boundary, rules, self.boundary.receiver.on(on), name, whose)
+            exchange = AtomicExchange(self.boundary, rules, self.boundary.receiver.on(on), name, whose, share)
             known = await exchange.open(fingerprint)
             if known is not None:
                 return known
@@ -207,6 +212,8 @@ async def _collected(app: App, scope: Any, body: bytes) -> Answer:
         if message["type"] == "http.response.start":
             status = message["status"]
             start = start_of(status, message.get("headers", ()))
+            if start.endless:
+                raise _endless()
         elif message["type"] == "http.response.body":
             pieces.append(bytes(message.get("body", b"")))
             is_complete = not message.get("more_body", False)
@@ -263,9 +270,10 @@ class AtomicWSGIMiddleware:
             body = whole(taken)
         name = key if key is not None else natural_key(rules, wsgi.request_of(environ), body)
         fingerprint = hasher.digest()
+        share = Share(boundary.quota, whose, rules.max_new_keys)
 
         def transaction(on: Any) -> Answer:
-            exchange = AtomicExchange(boundary, rules, boundary.receiver.on(on), name, whose)
+            exchange = AtomicExchange(boundary, rules, boundary.receiver.on(on), name, whose, share)
             known = run(exchange.open(fingerprint))
             if known is not None:
                 return known
@@ -297,6 +305,8 @@ def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
     def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if said and exc_info is None:
             raise AssertionError("The app called start_response twice.")
+        if is_endless(_pairs(headers)):
+            raise _endless()
         said[:] = [(status, headers)]
         pieces.clear()  # it takes back what it said
         return pieces.append
@@ -309,8 +319,19 @@ def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
     if not said:
         raise RuntimeError("The app answered without start_response.")
     ((status, headers),) = said
-    pairs = sound((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
-    return Answer(int(status[:3]), pairs, b"".join(pieces))
+    return Answer(int(status[:3]), sound(_pairs(headers)), b"".join(pieces))
+
+
+def _pairs(headers: list[tuple[str, str]]) -> list[Header]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def _endless() -> UsageError:
+    return UsageError(
+        "A stream of events has no end that the transaction could commit at, so it can't be answered in atomic mode. "
+        "What the handler did is undone. Leave this route out by Route(path, covered=False), or answer where the "
+        "events are to be had."
+    )
 
 
 def _unavailable(boundary: Boundary, error: Exception) -> Problem:
