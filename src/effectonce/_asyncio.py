@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._blocking import Gathered
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from .stores.base import Store
 
 T = TypeVar("T")
+
+LONGEST_TURN = 0.001
+"""Seconds after which jobs that never wait let the loop go on with others."""
 
 
 class Asyncio:
@@ -72,48 +76,107 @@ class Asyncio:
     async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
         side = SideBySide(jobs, limit)
-        interrupted: BaseException | None = None
-        side.begin()
-        while side.running:
-            try:
-                await side.over
-            except asyncio.CancelledError as error:
-                interrupted = error
-                side.cancel()
-        results = [None if task.cancelled() else task.result() for task in side.tasks]
-        return results + [None] * (len(jobs) - len(results)), interrupted
+        interrupted = await side.run()
+        if side.error is not None:
+            raise side.error
+        return side.results, interrupted
 
 
 class SideBySide(Generic[T]):
-    """Jobs, at most ``limit`` of them at a time. Closures would hold on to each other, and to all, until collected."""
+    """Jobs, at most ``limit`` of them at a time: so many tasks, the lines, take one job after the other.
+
+    A task for each job would cost more than many a handler does: two turns of the loop beside its own. What a job needs
+    of one is a context, so that no other sees what it sets, and that it has inside of any task.
+    """
 
     def __init__(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._todo, self._limit = deque(jobs), limit
-        self.tasks: list[asyncio.Task[T]] = []
-        self.running = 0
-        self.over: asyncio.Future[None] = self._loop.create_future()
+        self._loop, self._context = asyncio.get_running_loop(), copy_context()
+        self._todo, self._limit = deque(enumerate(jobs)), limit
+        self._lines: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[None] | None = None
+        self.results: list[T | None] = [None] * len(jobs)
+        """What each job returned, in order; None where it never began, or was cancelled."""
+        self.error: BaseException | None = None
+        """What the first job raised that raised something."""
 
-    def begin(self) -> None:
-        """Begin as many as may run."""
-        while self._todo and self.running < self._limit:
-            self.running += 1
-            task = self._loop.create_task(self._todo.popleft()())  # a task, and so a context, for each
-            task.add_done_callback(self._end)
-            self.tasks.append(task)
+    async def run(self) -> BaseException | None:
+        """Run all jobs, also to a cancelled caller's end; the cancellation that has to be heard then."""
+        interrupted: BaseException | None = None
+        self._begin()
+        while self._lines:
+            self._over = self._loop.create_future()
+            try:
+                await self._over
+            except asyncio.CancelledError as error:
+                interrupted = error
+                self._cancel()
+        return interrupted
 
-    def cancel(self) -> None:
+    def _begin(self) -> None:
+        """Have as many lines as there may be."""
+        for _ in range(min(self._limit - len(self._lines), len(self._todo))):
+            line = self._loop.create_task(self._take_turns())
+            self._lines.add(line)
+            line.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
         """Bring to an end what has begun; the rest never begins."""
         self._todo.clear()
-        self.over = self._loop.create_future()
-        for task in self.tasks:
-            task.cancel()
+        for line in self._lines:
+            line.cancel()
 
-    def _end(self, _: object) -> None:
-        self.running -= 1
-        self.begin()
-        if not self.running and not self.over.done():
-            self.over.set_result(None)
+    def _end(self, line: asyncio.Task[None]) -> None:
+        self._lines.discard(line)
+        if not line.cancelled() and (error := line.exception()) is not None:
+            self.error = self.error or error
+        self._begin()  # a line that its job has cancelled leaves the others' jobs to a new one
+        if not self._lines and self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    async def _take_turns(self) -> None:
+        """Do one job after the other, until there are no more or somebody has cancelled this line."""
+        loop, line = self._loop, asyncio.current_task()
+        assert line is not None
+        turn_ends = loop.time() + LONGEST_TURN
+        while self._todo and not line.cancelling():
+            place, job = self._todo.popleft()
+            apart = Apart(job(), self._context.copy())
+            try:
+                self.results[place] = await apart
+            except asyncio.CancelledError:
+                continue
+            except Exception as error:
+                self.error = self.error or error
+            now = loop.time()
+            if apart.has_waited or now >= turn_ends:
+                turn_ends = now + LONGEST_TURN
+                if not apart.has_waited:
+                    await asyncio.sleep(0)
+
+
+class Apart(Generic[T]):
+    """A coroutine to be awaited in any task, all of whose steps run in a context of its own."""
+
+    __slots__ = ("_context", "_coroutine", "has_waited")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], context: Context) -> None:
+        self._coroutine, self._context = coroutine, context
+        self.has_waited = False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        step, send, throw = self._context.run, self._coroutine.send, self._coroutine.throw
+        try:
+            waits_for = step(send, None)
+            self.has_waited = True
+            while True:
+                try:
+                    yield waits_for
+                except BaseException as error:
+                    waits_for = step(throw, error)
+                else:
+                    waits_for = step(send, None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
 
 
 class Watch:
