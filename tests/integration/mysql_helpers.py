@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pymysql
-from tests.integration.sql_places import SqlPlace
+import pytest
+from tests.integration.sql_places import SqlPlace, colours
+from tests.servers.fixtures import HasURL
 
 from effectonce.stores.mysql import MySQLStore
 
@@ -89,3 +91,21 @@ class Place(SqlPlace[Session]):
     def is_waiting(self, session: Session) -> bool:
         """Whatever command it is: what information_schema says of it stays as it was while one looks often."""
         return session.status("Innodb_row_lock_current_waits") > 0
+
+
+@pytest.fixture
+def place(mariadb: HasURL) -> Iterator[Place]:
+    with Place(mariadb.url) as place:
+        yield place
+
+
+colour = colours("blocking", "asyncio")
+
+
+@pytest.fixture
+def driver() -> str:
+    return ""  # there is one for each colour
+
+
+FIXTURES = place, colour, driver
+"""For a module of tests to take over by name."""

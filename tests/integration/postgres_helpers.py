@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import psycopg
-from tests.integration.sql_places import SqlPlace
+import pytest
+from tests.integration.sql_places import SqlPlace, colours
+from tests.servers.fixtures import HasURL
 
 from effectonce.stores.postgres import PostgresStore
 
@@ -81,3 +83,21 @@ class Place(SqlPlace[Session]):
     def is_waiting(self, session: Session) -> bool:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE usename = %s AND wait_event_type = 'Lock'"
         return bool(session(waiting, self.user))
+
+
+@pytest.fixture
+def place(postgres: HasURL) -> Iterator[Place]:
+    with Place(postgres.url) as place:
+        yield place
+
+
+colour = colours("blocking", "asyncio", "asyncpg")
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+def driver(request: pytest.FixtureRequest) -> str:
+    return "" if request.param == "psycopg" else f"+{request.param}"
+
+
+FIXTURES = place, colour, driver
+"""For a module of tests to take over by name."""

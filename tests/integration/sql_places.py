@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
+import pytest
+
 from effectonce import Message, Outcome, Receiver
 from effectonce._blocking import run
 from effectonce._records import Claim, Completion, Decision, Record, State, Verdict
@@ -131,6 +133,17 @@ def coloured(name: str) -> Iterator[Colour]:
         return
     with asyncio.Runner() as runner:
         yield Colour(lambda store: store.for_asyncio(), runner.run, "" if name == "asyncio" else f"+{name}")
+
+
+def colours(*names: str) -> Any:
+    """The fixture ``colour`` of an engine that has these."""
+
+    @pytest.fixture(params=names)
+    def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+        with coloured(request.param) as colour:
+            yield colour
+
+    return colour
 
 
 def claim_of(key: str = "k", owner: bytes | None = None, **choices: Any) -> Claim:

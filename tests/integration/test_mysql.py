@@ -11,14 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration import mysql_helpers
 from tests.integration.mysql_helpers import Place, Session
-from tests.integration.sql_places import LONG, Colour, claim_of, claim_together, coloured, ending_of, granted
+from tests.integration.sql_places import LONG, Colour, claim_of, claim_together, ending_of, granted
 from tests.integration.sql_stories import SqlStories, show_a_batch_done_in_part
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
@@ -35,21 +36,7 @@ from effectonce.testing.clocks import wait_until
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
 
-@pytest.fixture
-def place(mariadb: HasURL) -> Iterator[Place]:
-    with Place(mariadb.url) as place:
-        yield place
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with coloured(request.param) as colour:
-        yield colour
-
-
-@pytest.fixture
-def driver() -> str:
-    return ""  # there is one for each colour
+place, colour, driver = mysql_helpers.FIXTURES
 
 
 class TestMySQL(SqlStories):

@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tests.integration import mysql_helpers
 from tests.integration.mysql_helpers import Place
-from tests.integration.sql_places import ASKED, Colour, claim_of, coloured, ending_of, granted
+from tests.integration.sql_places import ASKED, Colour, claim_of, ending_of, granted
 from tests.integration.sql_stories import (
     SqlFaultStories,
     show_a_locked_record_waited_for,
     take_in_opposite_orders,
 )
 from tests.servers import Server
-from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce import StoreUnavailable
@@ -31,22 +31,7 @@ from effectonce._records import Ending, Renewal, State, Verdict
 from effectonce.stores import Store, open_store
 from effectonce.testing.clocks import wait_until
 
-
-@pytest.fixture
-def place(mariadb: HasURL) -> Iterator[Place]:
-    with Place(mariadb.url) as place:
-        yield place
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with coloured(request.param) as colour:
-        yield colour
-
-
-@pytest.fixture
-def driver() -> str:
-    return ""  # there is one for each colour
+place, colour, driver = mysql_helpers.FIXTURES
 
 
 class TestMySQL(SqlFaultStories):

@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.integration import postgres_helpers
 from tests.integration.postgres_helpers import Place, Session
 from tests.integration.sql_places import (
     ASKED,
@@ -23,13 +24,11 @@ from tests.integration.sql_places import (
     Colour,
     claim_of,
     claim_together,
-    coloured,
     ending_of,
     granted,
 )
 from tests.integration.sql_stories import SqlStories, show_a_batch_done_in_part
 from tests.servers import Server
-from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Receiver
@@ -45,21 +44,7 @@ from effectonce.testing.clocks import wait_until
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
 
-@pytest.fixture
-def place(postgres: HasURL) -> Iterator[Place]:
-    with Place(postgres.url) as place:
-        yield place
-
-
-@pytest.fixture(params=["blocking", "asyncio", "asyncpg"])
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with coloured(request.param) as colour:
-        yield colour
-
-
-@pytest.fixture(params=["psycopg", "asyncpg"])
-def driver(request: pytest.FixtureRequest) -> str:
-    return "" if request.param == "psycopg" else f"+{request.param}"
+place, colour, driver = postgres_helpers.FIXTURES
 
 
 class TestPostgreSQL(SqlStories):

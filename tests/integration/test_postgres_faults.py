@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 from tests.faults.disks import small_disk
+from tests.integration import postgres_helpers
 from tests.integration.postgres_helpers import Place, Session
-from tests.integration.sql_places import Colour, Effects, claim_of, coloured, ending_of
+from tests.integration.sql_places import Colour, Effects, claim_of, ending_of
 from tests.integration.sql_stories import (
     PATIENT,
     SqlFaultStories,
@@ -29,7 +30,6 @@ from tests.integration.sql_stories import (
     take_in_opposite_orders,
 )
 from tests.servers import Server
-from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Receiver, StoreUnavailable
@@ -38,22 +38,7 @@ from effectonce._records import Ending, State, Verdict
 from effectonce.stores import _postgres_sql, open_store
 from effectonce.testing.clocks import wait_until
 
-
-@pytest.fixture
-def place(postgres: HasURL) -> Iterator[Place]:
-    with Place(postgres.url) as place:
-        yield place
-
-
-@pytest.fixture(params=["blocking", "asyncio", "asyncpg"])
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with coloured(request.param) as colour:
-        yield colour
-
-
-@pytest.fixture(params=["psycopg", "asyncpg"])
-def driver(request: pytest.FixtureRequest) -> str:
-    return "" if request.param == "psycopg" else f"+{request.param}"
+place, colour, driver = postgres_helpers.FIXTURES
 
 
 class TestPostgreSQL(SqlFaultStories):
