@@ -59,4 +59,31 @@ def _rows(floor: float | None, *, is_crowd: bool) -> tuple[Row, ...]:
     )
 
 
-CASES = tuple(_case(client, handler) for client in CLIENTS for handler in HANDLERS)
+ATOMIC = ("redis-streams", "rabbitmq-pika", "nats", "kafka-confluent")
+NUMBERED = ("nats", "kafka-confluent")
+"""Brokers whose messages have places, so that a cursor can stand for all records."""
+
+
+def _atomic_case(client: str) -> Case:
+    """Batches of a hundred, each in one transaction: the same rows with and without records, or with a cursor."""
+    server, label = CLIENTS[client]
+    cursor = (Row("effectonce, cursor", "effectonce", "cursor"),) if client in NUMBERED else ()
+    return Case(
+        name=f"consume-{client}-atomic",
+        title=f"{label}, rows of a batch in one transaction",
+        group="messaging",
+        store=client,
+        op="consume-atomic",
+        server=f"{server.removesuffix('+valkey')}+postgres",
+        rows=(RAW, Row("effectonce, records", "effectonce", "records"), *cursor),
+        step=100,
+        operations=1_000,
+        is_fixed=True,
+        slices=2,
+    )
+
+
+CASES = (
+    *(_case(client, handler) for client in CLIENTS for handler in HANDLERS),
+    *map(_atomic_case, ATOMIC),
+)

@@ -10,7 +10,12 @@ ROWS = (
     Row("a key each", "effectonce", "process", baseline=""),
     Row("a session", "effectonce", "session", baseline="a key each"),
 )
-STORES = (("sqlite", "SQLite FULL", ""), ("redis", "Redis", "valkey"), ("postgres", "PostgreSQL", "postgres"))
+STORES = (
+    ("sqlite", "SQLite FULL", ""),
+    ("redis", "Redis", "valkey"),
+    ("postgres", "PostgreSQL", "postgres"),
+    ("dynamodb", "DynamoDB", "dynamodb"),
+)
 
 _case = partial(Case, group="sessions", op="new", rows=ROWS)
 _crowd = partial(_case, tasks=64, step=256, operations=16_384, budget_seconds=0.3, slices=2)

@@ -2,17 +2,18 @@
 
 The raw consumer does the same work without remembering anything: it reads up to a hundred messages, decodes them, calls
 the handler for each, acknowledges them together. Where effectonce runs handlers side by side, so does the raw one: as
-tasks on a loop, or on as many threads.
+tasks on a loop, or on as many threads. In atomic mode a batch is one transaction, of the raw consumer too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.workers.base import Figure, Setup, Subject
 from benchmarks.workers.consuming_brokers import BATCH, SOURCES, Source, bodies
@@ -30,14 +31,25 @@ def open_subject(setup: Setup, contender: str) -> Subject:
     source = SOURCES[setup.store](broker)
     drive: Any = asyncio.Runner().run if source.awaits else run
     drive(source.open())
-    handlers = Handlers(drive(write_of(setup.op.rpartition("-")[2], store, database, source.awaits)))
+    work = drive(work_of(setup.op.rpartition("-")[2], store, database, source.awaits))
+    handlers = Handlers(work.write)
     if contender == "raw":
         drive(source.subscribe())
-        drain: Any = RawConsumer(source, handlers, is_crowd=setup.variant == "side by side").drain
+        is_crowd = setup.variant == "side by side"
+        drain: Any = RawConsumer(source, handlers, work.begin, is_crowd=is_crowd).drain
     else:
-        limit = 1 if setup.variant == "in turn" else SIDE_BY_SIDE
-        drain = OurConsumer(source, handlers, Receiver(store, consumer="bench"), limit).drain
+        receiver = Receiver(store if work.begin is None else database, consumer="bench")
+        options = options_of(setup.variant, work.begin, receiver)
+        drain = OurConsumer(source, handlers, receiver, **options).drain
     return Consuming(source, drive, drain, handlers)
+
+
+def options_of(variant: str, begin: Begin | None, receiver: Receiver) -> dict[str, Any]:
+    """What a consumer of effectonce is told."""
+    if begin is None:
+        return {"concurrency": 1 if variant == "in turn" else SIDE_BY_SIDE}
+    receiver.get("nothing")  # makes the table
+    return {"concurrency": 1, "transaction": begin} | ({"cursor": True} if variant == "cursor" else {})
 
 
 class Consuming:
@@ -62,36 +74,68 @@ class Consuming:
         """The worker ends with its connections."""
 
 
-Write = Callable[[str], Any] | None
+Write = Callable[[str], Any]
+Begin = Callable[[], Any]
 
 
-async def write_of(kind: str, store: str, database: str, awaits: bool) -> Write:
-    """What a handler does for an order: nothing, one key in Redis, or one row that is committed to PostgreSQL."""
+class Work(NamedTuple):
+    """What a handler does for an order, and what begins the transaction that it does so in, where there is one."""
+
+    write: Write | None = None
+    begin: Begin | None = None
+
+
+async def work_of(kind: str, store: str, database: str, awaits: bool) -> Work:
+    """Nothing, one key in Redis, or one row in PostgreSQL: committed by itself, or in a transaction with others."""
     if kind == "idle":
-        return None
+        return Work()
     if kind == "key":
         import redis.asyncio
 
         client: Any = redis.asyncio.Redis.from_url(store) if awaits else redis.Redis.from_url(store)
-        return lambda order: client.set(f"done:{order}", "1", ex=60)
+        return Work(lambda order: client.set(f"done:{order}", "1", ex=60))
     import psycopg
+
+    from effectonce.messaging import cursors
 
     with psycopg.connect(database, autocommit=True) as own:
         own.execute(
             "CREATE TABLE done (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL)"
         )
+        for statement in cursors.schema("postgresql"):
+            own.execute(statement.encode())
     connection: Any
     if awaits:
         connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
     else:
         connection = psycopg.connect(database, autocommit=True)
-    return lambda order: connection.execute("INSERT INTO done (name) VALUES (%s)", (order,))
+
+    def write(order: str) -> Any:
+        return connection.execute("INSERT INTO done (name) VALUES (%s)", (order,))
+
+    return Work(write, _beginning(connection, awaits) if kind == "atomic" else None)
+
+
+def _beginning(connection: Any, awaits: bool) -> Begin:
+    """Transactions of a connection that is held, one after the other."""
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with connection.transaction():
+            yield connection
+
+    @asynccontextmanager
+    async def abegin() -> AsyncIterator[Any]:
+        async with connection.transaction():
+            yield connection
+
+    return abegin if awaits else begin
 
 
 class Handlers:
     """What is to be done with a payload, and how often it was."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write | None) -> None:
         self.runs = 0
         self.at_run: Callable[[], object] = lambda: None
         self._write = write
@@ -114,8 +158,9 @@ class Handlers:
 class RawConsumer:
     """The least code that does the same."""
 
-    def __init__(self, source: Source, handlers: Handlers, *, is_crowd: bool) -> None:
+    def __init__(self, source: Source, handlers: Handlers, begin: Begin | None, *, is_crowd: bool) -> None:
         self._source, self._handlers = source, handlers
+        self._begin = begin or nullcontext
         self._limit = SIDE_BY_SIDE if is_crowd else 1
         self._pool = ThreadPoolExecutor(SIDE_BY_SIDE)
 
@@ -133,8 +178,9 @@ class RawConsumer:
         if self._limit > 1:
             list(self._pool.map(self._handlers.handle, payloads))
             return
-        for payload in payloads:
-            self._handlers.handle(payload)
+        with self._begin():
+            for payload in payloads:
+                self._handlers.handle(payload)
 
     async def _acrowd(self, payloads: list[Any]) -> None:
         if self._limit > 1:
@@ -146,16 +192,17 @@ class RawConsumer:
 
             await asyncio.gather(*map(one, payloads))
             return
-        for payload in payloads:
-            await self._handlers.ahandle(payload)
+        async with self._begin():
+            for payload in payloads:
+                await self._handlers.ahandle(payload)
 
 
 class OurConsumer:
     """A consumer of effectonce whose connection stays open from slice to slice, as it does in use."""
 
-    def __init__(self, source: Source, handlers: Handlers, receiver: Receiver, limit: int) -> None:
+    def __init__(self, source: Source, handlers: Handlers, receiver: Receiver, **options: Any) -> None:
         self._handlers, self._awaits = handlers, source.awaits
-        consumer = self._consumer = source.consumer(receiver, batch=BATCH, concurrency=limit)
+        consumer = self._consumer = source.consumer(receiver, batch=BATCH, **options)
         broker, opened = consumer._broker, False
         open_once = broker.open
 
@@ -176,10 +223,10 @@ class OurConsumer:
         consumer._stopping.clear()
         handlers.at_run = lambda: handlers.runs == due and consumer.stop()
 
-        def handler(message: Message) -> None:
+        def handler(message: Message, connection: Any = None) -> None:
             handlers.handle(message.payload)
 
-        async def ahandler(message: Message) -> None:
+        async def ahandler(message: Message, connection: Any = None) -> None:
             await handlers.ahandle(message.payload)
 
         if self._awaits:
