@@ -39,7 +39,7 @@ class Message(_MessageFields):
         cls, id: str, payload: Any = None, timestamp: datetime | float | None = None, source: str = ""
     ) -> Self:
         keys.check_id(id)
-        if timestamp is not None:
+        if timestamp is not None and not (type(timestamp) is float and -inf < timestamp < NOT_SECONDS):
             _check_time(timestamp)
         return make(cls, (id, payload, timestamp, source))
 

@@ -18,7 +18,7 @@ from ._blocking import Blocking, run
 from ._durations import Duration, seconds
 from ._flow import Colour, Flow
 from ._fork import tell_of_forks
-from ._handlers import check_awaited, is_plain, refuse, resolved_hint
+from ._handlers import check_awaited, hint_of, is_plain, refuse, resolved_hint
 from ._keeper import Keeper
 from ._messages import Message, Outcome
 from ._operations import CLAIM_OPERATION, Functions, message_prefix, own_name
@@ -383,22 +383,26 @@ class Receiver:
         version: str | int,
         scope: str | None,
         policy: Policy | None,
+        prefix: str = "",
+        hint: Any = None,
     ) -> Call:
+        """The call that a message makes. ``prefix`` and ``hint`` are worked out unless a caller has done so."""
         if type(message) is not Message:
-            raise UsageError(f"{message!r} is not a Message. Wrap it: Message(id=..., payload=...).")
+            raise _no_message(message)
         id_, payload, sent, source = message
         policy = self.policy if policy is None else _policy(policy)
-        if source or operation or version or scope is not None:
-            whose = self.scope if scope is None else scope
-            key = message_prefix(whose, operation, self.consumer, source, version) + id_
-        else:
-            key = self._prefix + id_
+        if not prefix:
+            if source or operation or version or scope is not None:
+                prefix = self._prefix_of(source, operation, version, scope)
+            else:
+                prefix = self._prefix
+        if hint is None:
+            annotations = getattr(handler, "__annotations__", None)
+            hint = resolved_hint(handler) if annotations and "return" in annotations else Any
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
         may_create = sent is None or policy.late == "process" or self._age(sent) <= policy.keep
-        annotations = getattr(handler, "__annotations__", None)
-        hint = resolved_hint(handler) if annotations and "return" in annotations else Any
         lease, keep, once, most = policy.terms
-        claim = make(Claim, (key, new_owner(), fingerprint, lease, keep, once, most, may_create))
+        claim = make(Claim, (prefix + id_, new_owner(), fingerprint, lease, keep, once, most, may_create))
         return make(Call, (claim, policy, hint))
 
     def _slots(
@@ -412,14 +416,23 @@ class Receiver:
     ) -> list[batch.Slot | Outcome[Any]]:
         """A call for each message; one that can't be named or fingerprinted has its outcome already."""
         slots: list[batch.Slot | Outcome[Any]] = []
+        terms = (handler, operation, version, scope, self._policy(policy))
+        hint, call = hint_of(handler), self._call
+        prefix, source = "", object()
         for message in messages:
+            if type(message) is not Message:  # a mistake in the program, not in a message
+                raise _no_message(message)
             try:
-                slots.append((self._call(message, handler, operation, version, scope, policy), (message,)))
+                if message[3] is not source:  # mostly all come from one
+                    prefix, source = self._prefix_of(message[3], operation, version, scope), message[3]
+                slots.append((call(message, *terms, prefix, hint), (message,)))
             except EffectOnceError as error:
-                if type(message) is not Message:  # a mistake in the program, not in a message
-                    raise
                 slots.append(Outcome("failed", error=error))
         return slots
+
+    def _prefix_of(self, source: str, operation: str, version: str | int, scope: str | None) -> str:
+        whose = self.scope if scope is None else scope
+        return message_prefix(whose, operation, self.consumer, source, version)
 
     def _policy(self, policy: Policy | None) -> Policy:
         return self.policy if policy is None else _policy(policy)
@@ -488,6 +501,10 @@ def _patience(drain: Duration) -> float:
 
 def _nothing(message: Message) -> None:
     """A handler for a message that is only named."""
+
+
+def _no_message(message: object) -> UsageError:
+    return UsageError(f"{message!r} is not a Message. Wrap it: Message(id=..., payload=...).")
 
 
 def _policy(policy: Policy) -> Policy:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from threading import get_ident
 from types import CoroutineType
 from typing import Any, NamedTuple
@@ -75,16 +76,26 @@ class _Piece:
 
     async def run(self) -> list[Outcome[Any]]:
         """Claim, run, record. A repeat inside the batch has the outcome of its first."""
+        if len({call.claim.key for call, _ in self.slots}) == len(self.slots):  # nearly every batch
+            await self._run(range(len(self.slots)))
+            return [self.outcomes[index] for index in range(len(self.slots))]
         first: dict[tuple[str, bytes], int] = {}
-        for index, ((claim, _, _), _) in enumerate(self.slots):
-            first.setdefault((claim.key, claim.fingerprint), index)
+        for index, (call, _) in enumerate(self.slots):
+            first.setdefault((call.key, call.fingerprint), index)
         by_key: dict[str, int] = {}
         for (key, _), index in first.items():
             by_key.setdefault(key, index)
+        # The same key with another payload: what the store says of that alone.
+        await self._run(list(by_key.values()), alone=set(first.values()).difference(by_key.values()))
+        return [
+            self._outcome(index, first[call.key, call.fingerprint])
+            for index, (call, _) in enumerate(self.slots)
+        ]
+
+    async def _run(self, indexes: Sequence[int], alone: Iterable[int] = ()) -> None:
         try:
-            opened = await self._claim(list(by_key.values()))
-            # The same key with another payload: what the store says of that alone.
-            opened.update(dict.fromkeys(set(first.values()).difference(by_key.values())))
+            opened = await self._claim(indexes)
+            opened.update(dict.fromkeys(alone))
             if opened:
                 await self._run_and_record(opened)
         except BaseException:
@@ -93,14 +104,8 @@ class _Piece:
             raise
         if self.interrupted is not None:
             raise self.interrupted
-        if len(first) == len(self.slots):
-            return [self.outcomes[index] for index in range(len(self.slots))]
-        return [
-            self._outcome(index, first[call.key, call.fingerprint])
-            for index, (call, _) in enumerate(self.slots)
-        ]
 
-    async def _claim(self, indexes: list[int]) -> dict[int, Attempt | None]:
+    async def _claim(self, indexes: Sequence[int]) -> dict[int, Attempt | None]:
         """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
         flow, claims = self.flow, [self.slots[index][0].claim for index in indexes]
         sent_at = flow.monotonic()
@@ -114,13 +119,11 @@ class _Piece:
         opened: dict[int, Attempt | None] = {}
         for index, decision in zip(indexes, decisions, strict=True):
             call = self.slots[index][0]
+            if type(decision) is Decision and decision.verdict is CLAIMED and decision.record is not None:
+                opened[index] = flow.begin(call, CLAIMED, decision.record, sent_at)
+                continue  # the way of nearly every message
             if isinstance(decision, StoreError):
                 admitted = flow.fall_back(call, decision, sent_at)
-            elif (
-                decision.verdict is CLAIMED and decision.record is not None
-            ):  # the way of nearly every message
-                opened[index] = flow.begin(call, CLAIMED, decision.record, sent_at)
-                continue
             elif _has_to_wait(call, decision):
                 opened[index] = None
                 continue
@@ -145,14 +148,14 @@ class _Piece:
             raise
 
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
-        jobs = [lambda index=index: self._job(index, opened) for index in opened]
+        jobs = [partial(self._job, index, opened) for index in opened]
         results, interrupted = await self.colour.gather(jobs, self.concurrency)
         self.interrupted = interrupted or self.interrupted
         ran: dict[int, _Ran] = {}
         for (index, attempt), result in zip(opened.items(), results, strict=True):
-            if isinstance(result, _Ran):
+            if type(result) is _Ran:
                 ran[index] = result
-            elif isinstance(result, Outcome):
+            elif type(result) is Outcome:
                 self.outcomes[index] = result
             elif attempt is not None:  # its handler never began
                 self.flow.close(attempt, None)

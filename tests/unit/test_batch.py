@@ -308,6 +308,27 @@ def test_an_unusable_message_refuses_the_batch(
     assert staged.calls == []
 
 
+def test_what_is_no_policy_refuses_the_batch(batching: Receiver, colour: Colour, staged: StagedStore) -> None:
+    """So is a mistake in how all of them are to be treated."""
+    with pytest.raises(UsageError, match="is not a Policy"):
+        colour.batch(batching, THREE, must_not_run, policy="24h")
+    assert staged.calls == []
+
+
+def test_each_message_is_named_by_its_own_source(receiver: Receiver, colour: Colour) -> None:
+    """In whatever order sources come: the same id from two of them is two effects, and one that can't be is refused."""
+    sources: list[Any] = ["orders", "refunds", "orders", "", "refunds", 7, "orders"]
+    messages = [Message(f"e-{number}", source=source) for number, source in enumerate(sources)]
+    keys: dict[str, str] = {}
+
+    def handler(message: Message) -> None:
+        keys[message.id] = current().key
+
+    outcomes = colour.batch(receiver, messages, handler)
+    assert [outcome.status for outcome in outcomes] == ["executed"] * 5 + ["failed", "executed"]
+    assert keys == {each.id: receiver.key_of(each) for each in messages if each.source != 7}
+
+
 def test_a_payload_without_a_form_spoils_no_other(receiver: Receiver, colour: Colour) -> None:
     """A message that can't be fingerprinted has its own failed outcome; the others run."""
     odd = Message("odd", object())

@@ -47,7 +47,7 @@ from effectonce.codec import (
     encode,
     encode_error,
 )
-from effectonce.codec._json import Writer
+from effectonce.codec._json import Writer, read_json
 from effectonce.errors import InvalidKey, MissingExtra, RememberedError, ResultUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -905,3 +905,34 @@ def test_msgspec_reads_the_same_values(value: Any) -> None:
     with_msgspec = decode(data)
     with mock.patch.object(_json, "_quick_decoder", lambda: None):
         assert repr(decode(data)) == repr(with_msgspec)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "1e400", "NaN", "-Infinity", '{"a": 1, "a": 2}', "-0", "-0.0", "1E5", '"\\ud800"', '"\\ud83d\\ude00"', "5e-324",
+        "9007199254740993.0", "123456789012345678901234567890", "\ufeff{}", ' {"a": [1.10, true, null]} ',
+        "1" + "0" * 5000, "[1,]", "01", '"\t"', "", "[" * 300 + "]" * 300, '{"ä": "\x7f"}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-le", "latin-1", None])
+def test_a_document_is_read_as_the_standard_library_reads_it(document: str, encoding: str | None) -> None:
+    """Whoever reads it: the same value, of the same types, and an error for what is no JSON."""
+    if encoding == "latin-1" and "\ufeff" in document:
+        return
+    text = document if encoding is None else document.encode(encoding)
+    assert _read(read_json, text) == _read(json.loads, text)
+
+
+@given(value=JSON)
+def test_documents_are_read_alike(value: Any) -> None:
+    """The same for any value that the standard library can write."""
+    text = json.dumps(value).encode()
+    assert _read(read_json, text) == _read(json.loads, text)
+
+
+def _read(reader: Callable[[bytes | str], Any], text: bytes | str) -> str:
+    try:
+        return repr(reader(text))
+    except ValueError:
+        return "no JSON"

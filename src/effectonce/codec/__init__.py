@@ -30,7 +30,7 @@ Where to look::
 from ..errors import Unencodable
 from ._canonical import canonical, canonical_json
 from ._errors import decode_error, encode_error, shorter_error
-from ._json import parse
+from ._json import parse, read_json
 from ._modules import module_of
 from ._values import Form, decode, encode, prepare, unpack
 
@@ -46,6 +46,7 @@ __all__ = [
     "module_of",
     "parse",
     "prepare",
+    "read_json",
     "shorter_error",
     "unpack",
 ]

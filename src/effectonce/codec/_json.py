@@ -120,8 +120,19 @@ def parse(data: bytes) -> Any:
     return tree
 
 
+def read_json(text: bytes | str) -> Any:
+    """The value of any JSON document, as the standard library reads it. What msgspec reads otherwise, it refuses."""
+    quick = _quick_decoder()
+    if quick is not None:
+        try:
+            return quick(text)
+        except Exception:  # noqa: S110 - NaN, a byte order mark, another encoding; or no JSON at all
+            pass
+    return json.loads(text)
+
+
 @cache
-def _quick_decoder() -> Callable[[bytes], Any] | None:
+def _quick_decoder() -> Callable[[bytes | str], Any] | None:
     try:
         from msgspec.json import Decoder
     except ImportError:

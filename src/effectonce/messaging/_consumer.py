@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +25,7 @@ from .._durations import Duration, seconds
 from .._handlers import check_awaited, is_plain
 from .._messages import Message, Outcome
 from .._receiver import Receiver
+from ..codec import read_json
 from ..errors import ColourMismatch, UsageError
 from ..policy import Busy, Policy
 from ._atomic import Atomic, Begin, Work
@@ -173,7 +173,7 @@ class Consumer:
         self._concurrency = options.get("concurrency", batch.DEFAULT_CONCURRENCY)
         if not 1 <= self._size <= batch.MAX_SIZE or self._concurrency < 1:
             raise UsageError(f"batch={self._size} must be 1 to {batch.MAX_SIZE}, concurrency= at least 1.")
-        self._intake = Intake(options.get("decode", json.loads), options.get("max_body", 1 << 20))
+        self._intake = Intake(options.get("decode", read_json), options.get("max_body", 1 << 20))
         first, longest = options.get("retry", ("1s", "5m"))
         pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))
         self._handling: Handling = self._chosen_handling(begin, options.get("cursor", False))
@@ -183,7 +183,7 @@ class Consumer:
         self._refusals = Refusals(receiver.flow.monotonic)
         self._handler: Callable[..., Any] | None = None
         self._stopping, self._turn = threading.Event(), threading.Lock()
-        self._under_way: list[tuple[str, Delivery]] = []
+        self._under_way: tuple[Sequence[Work], Sequence[Delivery]] = ((), ())
         self._held: set[str] = set()
 
     def _chosen_handling(self, begin: Begin | None, cursor: bool) -> Handling:
@@ -289,43 +289,47 @@ class Consumer:
         if not deliveries:
             return 0
         outcomes = await self._handled(colour, handler, deliveries)
-        settled = [(delivery, self._judge.verdict(delivery, outcome)) for delivery, outcome in outcomes]
-        self._tell_of_failures(outcomes, settled)
+        judge = self._judge.verdict
+        verdicts = [judge(*each) for each in zip(deliveries, outcomes, strict=True)]
+        settled = list(zip(deliveries, verdicts, strict=True))
+        if Nack in map(type, verdicts):
+            self._tell_of_failures(outcomes, settled)
         self._refusals.stage = "settle"
         await self._broker.settle(settled)
         self._refusals.passed()
-        await self._handling.pass_over([each for each, verdict in settled if isinstance(verdict, DeadLetter)])
-        unanswered = [v.delay for _, v in settled if isinstance(v, Nack) and v.reason == "store_error"]
+        await self._handling.pass_over([each for each, verdict in settled if type(verdict) is DeadLetter])
+        unanswered = [v.delay for v in verdicts if type(v) is Nack and v.reason == "store_error"]
         if unanswered:
             await self._rest(colour, min(*unanswered, STORE_PAUSE))
         return len(deliveries)
 
     async def _handled(
         self, colour: Colour, handler: Callable[..., Any], deliveries: Sequence[Delivery]
-    ) -> list[tuple[Delivery, Outcome[Any] | DeadLetter]]:
+    ) -> list[Outcome[Any] | DeadLetter]:
         """What became of each delivery, in order; the heartbeat looks after them meanwhile."""
         now = self._receiver._clock()
-        admitted = [self._intake.admit(delivery, now) for delivery in deliveries]
+        admit = self._intake.admit
+        admitted = [admit(delivery, now) for delivery in deliveries]
         operation = "" if self._receiver.consumer else self._broker.group
-        messages = [message for message in admitted if isinstance(message, Message)]
-        slots = iter(self._receiver._slots(messages, handler, operation, "", None, self.policy))
-        work: list[Work] = [each if isinstance(each, DeadLetter) else next(slots) for each in admitted]
-        keys = ["" if isinstance(each, DeadLetter | Outcome) else each[0].key for each in work]
-        self._under_way = list(zip(keys, deliveries, strict=True))
+        messages = [message for message in admitted if type(message) is Message]
+        work: list[Work] = [*self._receiver._slots(messages, handler, operation, "", None, self.policy)]
+        if len(messages) < len(admitted):
+            slots = iter(work)
+            work = [each if isinstance(each, DeadLetter) else next(slots) for each in admitted]
+        self._under_way = (work, deliveries)
         try:
-            found = await self._handling.run(colour, work, deliveries, handler)
+            return await self._handling.run(colour, work, deliveries, handler)
         finally:
-            self._under_way, self._held = [], set()
-        return list(zip(deliveries, found, strict=True))
+            self._under_way, self._held = ((), ()), set()
 
     def _tell_of_failures(
         self,
-        outcomes: Sequence[tuple[Delivery, Outcome[Any] | DeadLetter]],
+        outcomes: Sequence[Outcome[Any] | DeadLetter],
         settled: Sequence[tuple[Delivery, Verdict]],
     ) -> None:
         """Log why messages come again: nobody else will, since they are given back without a word."""
         away: BaseException | None = None
-        for (delivery, outcome), (_, verdict) in zip(outcomes, settled, strict=True):
+        for outcome, (delivery, verdict) in zip(outcomes, settled, strict=True):
             if not isinstance(verdict, Nack) or not isinstance(outcome, Outcome):
                 continue
             if verdict.reason == "failed":
@@ -347,7 +351,7 @@ class Consumer:
 
     async def _extend(self) -> None:
         held = {attempt.key for attempt in list(self._receiver.flow.keeper.live.values())}
-        under_way = self._under_way
+        under_way = [(_key(work), delivery) for work, delivery in zip(*self._under_way, strict=True)]
         self._held |= held & {key for key, _ in under_way}
         due = to_extend(under_way, self._held, held)
         try:
@@ -415,6 +419,10 @@ class Consumer:
             )
         self._handling.check(chosen)
         return chosen
+
+
+def _key(work: Work) -> str:
+    return "" if isinstance(work, (DeadLetter, Outcome)) else work[0].key
 
 
 async def done(answer: Any) -> Any:

@@ -32,6 +32,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from .. import keys
 from .._messages import Message, Outcome, Status
+from .._records import make
 from ..errors import (
     AttemptsExhausted,
     EffectOnceError,
@@ -45,6 +46,7 @@ from ..errors import (
 )
 from ..policy import Busy, Policy
 
+BYTES: Final = (bytes, bytearray)
 FUTURE_SECONDS: Final = 300.0
 """How far ahead a sender's clock may be. A message from further on could not be known to be late."""
 SHORTEST_DELAY: Final = 0.05
@@ -109,20 +111,20 @@ class Intake:
 
     def admit(self, delivery: Delivery, now: float) -> Message | DeadLetter:
         """The message in a delivery, or why there is none."""
-        if delivery.size > self.max_body:
-            return DeadLetter("too_large", f"It has {delivery.size} bytes, max_body is {self.max_body}.")
-        sent = delivery.timestamp
+        _, source, ids, body, size, sent, _, _, _ = delivery
+        if size > self.max_body:
+            return DeadLetter("too_large", f"It has {size} bytes, max_body is {self.max_body}.")
         if sent is not None and sent > now + FUTURE_SECONDS:
             return DeadLetter("future", f"It was sent {sent - now:.0f} s from now, by its own timestamp.")
-        name = stable_id(delivery.ids)
+        name = stable_id(ids)
         if isinstance(name, DeadLetter):
             return name
         try:
-            payload = self.decode(delivery.body)
+            payload = self.decode(body)
         except Exception as error:  # whatever a decoder raises, the message is at fault and not the consumer
             return DeadLetter("undecodable", explained(error))
         try:
-            return Message(name, payload, sent, delivery.source)
+            return Message(name, payload, sent, source)
         except InvalidKey as error:
             return DeadLetter("invalid_id", explained(error))
         except UsageError as error:
@@ -133,19 +135,18 @@ def stable_id(candidates: Iterable[tuple[str, object]]) -> str | DeadLetter:
     """The first id that is there. One that is no text is not skipped: the next might name another effect."""
     looked: list[str] = []
     for where, found in candidates:
-        looked.append(where)
         if found is None:
-            continue
-        if isinstance(found, bytes | bytearray):
+            looked.append(where)
+        elif isinstance(found, str):
+            return found
+        elif isinstance(found, BYTES):
             try:
-                return bytes(found).decode()
+                return found.decode()
             except UnicodeDecodeError:
                 return DeadLetter("invalid_id", f"Its id, in {where}, is not UTF-8.")
-        if not isinstance(found, str):
-            return DeadLetter(
-                "invalid_id", f"Its id, in {where}, is of type {type(found).__name__}, not text."
-            )
-        return found
+        else:
+            kind = type(found).__name__
+            return DeadLetter("invalid_id", f"Its id, in {where}, is of type {kind}, not text.")
     return DeadLetter(
         "no_id",
         f"It has no id that is the same on every delivery (looked in {', '.join(looked) or 'no place'}). Have "
@@ -222,7 +223,7 @@ def decide(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int = 1) ->
 
 def _done(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:
     # Also when its result can't be shown: the effect happened.
-    return Ack(outcome.value, outcome.replayed, outcome.error)
+    return make(Ack, (outcome.value, outcome.replayed, outcome.error))
 
 
 def _busy(outcome: Outcome[Any], policy: Policy, pace: Pace, times: int) -> Verdict:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .._messages import Outcome
-from ._delivery import DeadLetter, Delivery, Pace, Verdict, Watchdog, decide, named
+from ._delivery import Ack, DeadLetter, Delivery, Pace, Verdict, Watchdog, decide, named
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
@@ -35,6 +35,8 @@ class Judge:
         if isinstance(outcome, DeadLetter):
             return self.heard(delivery, outcome)
         verdict = decide(outcome, self._policy, self._pace, delivery.times)
+        if type(verdict) is Ack and delivery.times <= 1:  # nearly every message: it tells nothing of ids
+            return verdict
         warning = self._watchdog.hear(delivery, outcome, verdict, self._receiver.flow.monotonic())
         if warning:
             log.error("%s", warning)

@@ -23,10 +23,10 @@ effects that are records of Kafka, too: they are produced in one transaction wit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..codec import read_json
 from ..errors import UsageError
 from . import _consumer
 from ._consumer import Broker, Options
@@ -73,7 +73,7 @@ class Consumer(_consumer.Consumer):
                 "AIOKafkaConsumer. A consumer of confluent-kafka does not tell whether it commits by itself: give its "
                 "configuration."
             )
-        options["decode"] = decoding(options.get("decode", json.loads))
+        options["decode"] = decoding(options.get("decode", read_json))
         super().__init__(broker, receiver, options)
 
     def _chosen(self, handler: Callable[..., Any] | None, *, awaits: bool) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ class Transformer(Consumer):
 
         names = [topics] if isinstance(topics, str) else list(topics)
         broker = Transforming(dict(configuration), names, dead_letter, options.get("id"))
-        options["decode"] = decoding(options.get("decode", json.loads))
+        options["decode"] = decoding(options.get("decode", read_json))
         _consumer.Consumer.__init__(self, broker, receiver, options)
         self._handling = Outputs(receiver, self._concurrency, broker.largest)
 

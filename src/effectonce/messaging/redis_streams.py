@@ -14,15 +14,16 @@ off for longer, so ``idle`` bounds every pause.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
 from .._durations import Duration, seconds
+from .._records import make
+from ..codec import read_json
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
@@ -83,8 +84,7 @@ class Consumer(_consumer.Consumer):
             )
         broker = _Streams(client, stream, group, name, seconds(idle, "idle"), dead_letter or f"{stream}:dead")
         broker.id = options.get("id")
-        decode = options.get("decode", json.loads)
-        options["decode"] = lambda fields: _payload(fields, decode)
+        options["decode"] = _decoding(options.get("decode", read_json))
         super().__init__(broker, receiver, options)
 
 
@@ -158,18 +158,22 @@ class _Streams:
         return [self._delivery(entry_id, fields, counts.get(entry_id, 2)) for entry_id, fields in entries]
 
     def _delivery(self, entry_id: bytes, fields: Fields, times: int) -> Delivery:
-        found, milliseconds = fields.get(b"id"), entry_id.partition(b"-")[0]
+        found = fields.get(b"id")
         if found is not None and self.id is None:  # the usual one, by the shortest way
             ids: tuple[tuple[str, object], ...] = (("the field id", found),)
         else:
             usual = or_place("the field id", found, *entry_id.decode().split("-"))
             ids = candidates(self.id, fields, lambda name: fields.get(name.encode()), usual)
         size = sum(map(len, fields)) + sum(map(len, fields.values()))
-        return Delivery(entry_id, self._stream, ids, fields, size, int(milliseconds) / 1000, times)
+        sent = int(entry_id[: entry_id.index(b"-")]) / 1000
+        return make(Delivery, (entry_id, self._stream, ids, fields, size, sent, times, None, None))
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
+        done = [delivery.handle for delivery, verdict in settled if type(verdict) is Ack]
+        if len(done) == len(settled):  # nearly every batch: one command, for which a pipeline is too much
+            await _done(self._client.xack(self._stream, self.group, *done))
+            return
         pipeline = self._client.pipeline(transaction=False)
-        done = [delivery.handle for delivery, verdict in settled if isinstance(verdict, Ack)]
         if done:
             pipeline.xack(self._stream, self.group, *done)
         for delivery, verdict in settled:
@@ -212,10 +216,16 @@ def _flat(found: Any) -> list[tuple[bytes, Fields]]:
     return [entry for each in found for entry in (each if isinstance(each, list) else [each])]
 
 
-def _payload(fields: Fields, decode: Any) -> Any:
-    if b"payload" in fields:
-        return decode(fields[b"payload"])
-    return {name.decode(): value.decode() for name, value in fields.items()}
+def _decoding(decode: Callable[[Any], Any]) -> Callable[[Fields], Any]:
+    """The same for entries: one with the field ``payload`` is decoded, any other is what it has."""
+
+    def payload(fields: Fields) -> Any:
+        body = fields.get(b"payload")
+        if body is not None:
+            return decode(body)
+        return {name.decode(): value.decode() for name, value in fields.items()}
+
+    return payload
 
 
 def _setting(client: Any, name: str) -> Any:
