@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from .. import _answers as answers
@@ -14,7 +15,7 @@ from ..batch import MAX_SIZE, Slot, in_pieces
 from ..errors import StoreError, UsageError
 from ._flow import AtomicFlow, ended_meanwhile, invoked, marked, store_of
 from ._stores import GRANTED
-from .base import SavepointGone, answered_after
+from .base import Adapter, SavepointGone, answered_after
 
 
 async def run_batch(
@@ -46,6 +47,10 @@ class _Piece:
         self.ended: dict[int, tuple[Attempt, Completion, Any, BaseException | None]] = {}
         self.outcomes: dict[int, Outcome[Any]] = {}
         self.decided: dict[int, Decision | StoreError] = {}
+        self._followed: set[int] = set()
+        """Those right after which another handler may run."""
+        self._mark: str | None = None
+        """The savepoint that was made for the next handler when that of the last one was released."""
 
     async def run(self) -> list[Outcome[Any]]:
         """Claim, run, record. A repeat inside the batch has the outcome of its first."""
@@ -53,7 +58,9 @@ class _Piece:
         for index, (call, _) in enumerate(self.slots):
             first.setdefault(call.key, index)
         self.decided = dict(zip(first.values(), await self._claims(list(first.values())), strict=True))
-        for index, decision in self.decided.items():
+        decisions = list(self.decided.items())
+        self._followed = {index for (index, _), (_, after) in pairwise(decisions) if _is_granted(after)}
+        for index, decision in decisions:
             await self._one(index, decision)
         await self._record()
         for index, (call, args) in enumerate(self.slots):
@@ -95,11 +102,15 @@ class _Piece:
         """Run a handler between a savepoint and its release. If that is gone, so is the transaction."""
         call, args = self.slots[index]
         adapter = store_of(self.colour, call).adapter
-        name = adapter.new_name()
-        await adapter.savepoint(name)
+        name, self._mark = self._mark or await _marked(adapter), None
         try:
             value = await invoked(self.colour, attempt, self.handler, args, {})
-            await adapter.release(name)
+            if index in self._followed:
+                mark = adapter.new_name()
+                await adapter.move_on(name, mark)
+                self._mark = mark
+            else:
+                await adapter.release(name)
         except SavepointGone as gone:
             raise ended_meanwhile(call.key) from gone
         except BaseException as error:
@@ -132,13 +143,9 @@ class _Piece:
         try:
             await self._record()
             for index, decision in self.decided.items():
-                if (
-                    index in self.outcomes
-                    or isinstance(decision, StoreError)
-                    or decision.verdict not in GRANTED
-                ):
+                if index in self.outcomes or not _is_granted(decision):
                     continue
-                claim, record = self.slots[index][0].claim, cast("Record", decision.record)
+                claim, record = self.slots[index][0].claim, cast("Record", cast("Decision", decision).record)
                 await self.colour.store.release(claim.key, claim.owner, record.fence, claim.keep, began=False)
         except Exception as second:
             error.add_note(
@@ -160,3 +167,13 @@ class _Piece:
                 self.outcomes[index] = self.flow.recorded(call, attempt, ending, value)
             else:
                 self.outcomes[index] = self.flow.unfinished(attempt, ending, answer, error)
+
+
+def _is_granted(decision: Decision | StoreError) -> bool:
+    return isinstance(decision, Decision) and decision.verdict in GRANTED
+
+
+async def _marked(adapter: Adapter) -> str:
+    name = adapter.new_name()
+    await adapter.savepoint(name)
+    return name

@@ -34,6 +34,10 @@ class _Psycopg(Adapter):
         with GONE_OR_RAISED:
             await self._command(f"RELEASE SAVEPOINT {name}")
 
+    async def move_on(self, name: str, to: str) -> None:
+        with GONE_OR_RAISED:
+            await self._command(f"RELEASE SAVEPOINT {name}", f"SAVEPOINT {to}")
+
     async def roll_back_to(self, name: str) -> None:
         with GONE_OR_RAISED:
             await self._command(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
