@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, RENEW_SHARE, Attempt, Unprotected
-from ._blocking import Gathered
+from ._blocking import Gathered, Job
 from ._cache import Cache
 from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
@@ -57,9 +57,7 @@ class Colour(Protocol):
     async def wait(self, attempt: Attempt, seconds: float) -> None: ...
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T: ...
     async def apart(self, work: Coroutine[Any, Any, T]) -> T: ...
-    async def gather(
-        self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int
-    ) -> Gathered[T]: ...
+    async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]: ...
 
 
 class Home(Protocol):
@@ -319,13 +317,17 @@ class Flow:
 
     def replay(self, call: Call, record: Record, seconds_left: float = 0.0) -> Outcome[Any]:
         """Answer a duplicate from the record, which the store remembers for so long still."""
+        self.note_replay(call, record, seconds_left)
+        return answers.replayed(call, record)
+
+    def note_replay(self, call: Call, record: Record, seconds_left: float) -> None:
+        """A duplicate is answered from the record, perhaps by who knows its form better than the codec."""
         events, now = self.events, self.monotonic()
         events.note("replayed", now)
         if events.hooks:
             events.tell("replayed", call.key, record.fence, record.attempts, record.guarantee)
         if seconds_left > 0 and call.policy.cached:
             self.cache.put(record, now + seconds_left, call.policy.cached)
-        return answers.replayed(call, record)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
         """Answer a duplicate with the outcome of the attempt that it met; a refusal stays a refusal."""

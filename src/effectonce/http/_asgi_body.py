@@ -13,7 +13,7 @@ from tempfile import SpooledTemporaryFile
 from types import CoroutineType, coroutine
 from typing import IO, Any
 
-from ._exchange import Hasher, Problem
+from ._exchange import Hasher, Problem, fingerprint_of
 from ._rules import Rules
 
 Message = Any
@@ -44,13 +44,17 @@ def begin(receive: Receive) -> tuple[Message | None, Awaitable[Message]]:
         return there.value, coming
 
 
-def is_whole(message: Message, declared: int | None, rules: Rules) -> bool:
-    """Whether a first message is all of a body, and all is well with it."""
-    if message.get("more_body") or message["type"] != "http.request":
-        return False
+def asked_at_once(scope: Any, rules: Rules, message: Message, declared: int | None) -> bytes | None:
+    """What was asked by a request whose first message is all of it, and well; None if ``take_in`` has to look."""
+    if message["type"] != "http.request" or message.get("more_body") or rules.fingerprint != "body":
+        return None
     body = message.get("body")
-    size = len(body) if type(body) is bytes else -1
-    return 0 <= size <= rules.max_request and (declared is None or size == declared)
+    if type(body) is not bytes:
+        return None
+    size = len(body)
+    if size > rules.max_request or (declared is not None and size != declared):
+        return None
+    return fingerprint_of(scope["method"], path_of(scope), scope["query_string"], body)
 
 
 async def take_in(

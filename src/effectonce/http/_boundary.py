@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, Unpack
 
-from .._answers import call_of, completion_of
+from .._answers import Call, call_of, completion_of, replayed
 from .._attempt import CURRENT, Attempt
 from .._durations import Duration, seconds
 from .._flow import BUSY, CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
 from .._messages import Outcome
 from .._receiver import Receiver
-from .._records import Decision, Ending, make
+from .._records import Claim, Completion, Decision, Ending, make
 from ..errors import InProgress, LateArrival, NotApplied, StoreError, UsageError
 from ..keys import composite, prefix
 from ._exchange import (
@@ -29,6 +29,7 @@ from ._exchange import (
     Header,
     Problem,
     ServerFault,
+    answer_in,
     key_of,
     problem_of,
     quoted,
@@ -169,14 +170,12 @@ def claimed_here(boundary: Boundary) -> Boundary:
 
 
 class Wish:
-    """What a handler has said about its own answer."""
+    """What a handler has said about its own answer. Most say nothing, which costs nothing."""
 
-    __slots__ = ("keep", "nothing_happened", "raised", "store")
-
-    def __init__(self) -> None:
-        self.store, self.nothing_happened = True, False
-        self.keep: float | None = None
-        self.raised: Exception | None = None
+    store = True
+    nothing_happened = False
+    keep: float | None = None
+    raised: Exception | None = None
 
 
 WISH: ContextVar[Wish] = ContextVar("effectonce_wish")
@@ -222,60 +221,109 @@ def _wish() -> Wish:
 # -- One request ---------------------------------------------------------------------------------------------------
 
 
+UNDECIDED = Answer(0, (), None)
+"""Stands for the answer to a request that is neither new nor known: the flow has to look into it."""
+
+
 class Exchange:
-    """One request with a key, on its way through the flow."""
+    """One request with a key, on its way through the flow. ``line`` is what the key was read from, if it was."""
 
     attempt: Attempt
+    call: Call
     wish: Wish
+    _kept: Answer
+    _started = 0.0
+    _set_aside = False  # a new key, of those that the caller may use
 
-    def __init__(self, boundary: Boundary, rules: Rules, colour: Colour, key: str, scope: str) -> None:
+    def __init__(
+        self,
+        boundary: Boundary,
+        rules: Rules,
+        colour: Colour,
+        key: str,
+        scope: str,
+        line: bytes | None = None,
+    ) -> None:
         self.boundary, self.rules, self.colour = boundary, rules, colour
-        self.flow, self.quota = boundary.receiver.flow, boundary.quota
-        self.key, self.scope = key, scope
+        self.flow = boundary.receiver.flow
+        self.key, self.scope, self._line = key, scope, line
+
+    @property
+    def quota(self) -> Quota:
+        """How many new keys callers may use."""
+        return self.boundary.quota
 
     async def open(self, fingerprint: bytes) -> Answer | None:
-        """Claim the key: the answer to give at once, or None if the handler has to run.
+        """Claim the key: the answer to give at once, or None if the handler has to run."""
+        claim, colour = self.ask(fingerprint), self.colour
+        decision: Decision | BaseException | None = None
+        if not self.call.policy.local_cache:
+            try:
+                decision = await colour.store.claim(claim)
+            except colour.trouble as error:
+                decision = error
+        answer = self.hear(decision)
+        return await self.look_into(decision) if answer is UNDECIDED else answer
+
+    # The parts of ``open``, for an adapter that pays for every coroutine between it and the store
+
+    def ask(self, fingerprint: bytes) -> Claim:
+        """What to ask the store for."""
+        rules, boundary, scope = self.rules, self.boundary, self.scope
+        limit, terms, may_create = rules.max_new_keys, rules.terms, True
+        if limit is not None:
+            may_create = self._set_aside = boundary.quota.take(scope, limit)
+            if not may_create:
+                terms = terms.but(late="reject", dead_letter=None)
+        name = (boundary.prefixes.get(scope) or boundary.prefix_of(scope)) + self.key
+        self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
+        self._started = self.flow.monotonic()
+        return call[0]
+
+    def hear(self, decision: Decision | BaseException | None) -> Answer | None:
+        """What the store has decided: the answer to give at once, None if the handler has to run, or UNDECIDED.
 
         The straight ways are written out, since every request pays for each step of them. The flow knows all ways.
         """
-        rules, flow, colour = self.rules, self.flow, self.colour
-        limit, terms = rules.max_new_keys, rules.terms
-        may_create = limit is None or self.quota.take(self.scope, limit)
-        if not may_create:
-            terms = terms.but(late="reject", dead_letter=None)
-        boundary, scope = self.boundary, self.scope
-        name = (boundary.prefixes.get(scope) or boundary.prefix_of(scope)) + self.key
-        self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
-        answer: Decision | BaseException | None = None
-        unused = limit is not None and may_create
-        started = flow.monotonic()
+        flow, call, started = self.flow, self.call, self._started
+        verdict, record, left = decision if type(decision) is Decision else NO_ANSWER
         try:
-            if not terms.local_cache:
-                try:
-                    answer = await colour.store.claim(call.claim)
-                except colour.trouble as error:
-                    answer = error
-            verdict, record, left = answer if type(answer) is Decision else NO_ANSWER
             if verdict is REPLAY and record is not None:
-                return self.given(flow.replay(call, record, left))
-            if verdict is CLAIMED and record is not None and flow.monotonic() - started < call.claim.lease:
-                self.attempt = flow.begin(call, CLAIMED, record, started)
-            else:
-                if unused and verdict is BUSY:  # while it waits for another's key, new ones may come
-                    unused = self.quota.give_back(self.scope)
-                opened = await flow.open(colour, call, answer, started)
-                if not isinstance(opened, Attempt):
-                    return self._refusal(opened)
-                self.attempt = opened
+                if self._set_aside:
+                    self._give_back()
+                flow.note_replay(call, record, left)
+                known = answer_in(record)
+                return self.given(replayed(call, record)) if known is None else self.again(known)
+            if verdict is CLAIMED and record is not None and flow.monotonic() - started < call[0].lease:
+                self.attempt, self.wish = flow.begin(call, CLAIMED, record, started), Wish()
+                return None
+        except BaseException:
+            self.abandon()
+            raise
+        return UNDECIDED
+
+    async def look_into(self, decision: Decision | BaseException | None) -> Answer | None:
+        """Go on after a decision that is neither of the straight ways."""
+        unused = self._set_aside
+        try:
+            if unused and type(decision) is Decision and decision.verdict is BUSY:
+                unused = self._give_back()  # while it waits for another's key, new ones may come
+            opened = await self.flow.open(self.colour, self.call, decision, self._started)
+            if not isinstance(opened, Attempt):
+                return self._refusal(opened)
             unused = False
         except BaseException:
             self.abandon()
             raise
         finally:
             if unused:
-                self.quota.give_back(self.scope)
-        self.wish = Wish()
+                self._give_back()
+        self.attempt, self.wish = opened, Wish()
         return None
+
+    def _give_back(self) -> bool:
+        self._set_aside = False
+        return self.quota.give_back(self.scope)
 
     def _refusal(self, outcome: Outcome[Answer]) -> Answer:
         if isinstance(outcome.error, LateArrival):
@@ -308,30 +356,56 @@ class Exchange:
 
     async def record(self, answer: Answer) -> Answer | None:
         """Record what the handler answered. Gives an answer if there is one that counts more than the handler's."""
-        call, attempt, wish, flow, colour = self.call, self.attempt, self.wish, self.flow, self.colour
-        failure = self._failure(answer.status)
-        if failure is not None:
-            outcome = await flow.fail(colour, call, attempt, failure)
-            return None if outcome.error is failure else self.given(outcome)
+        completion, colour = self.conclude(answer), self.colour
+        if completion is None:
+            return await self._record_otherwise(answer)
+        ending: Ending | BaseException
+        try:
+            ending = await colour.store.complete(completion)
+        except colour.trouble as error:
+            ending = error
+        return None if self.is_recorded(completion, ending) else await self.overruled(ending)
+
+    # The parts of ``record``, for the same adapter
+
+    def conclude(self, answer: Answer) -> Completion | None:
+        """What to tell the store of an answer that is to be remembered; None for any other, which ``record`` knows."""
+        attempt, wish = self.attempt, self.wish
+        if self._failure(answer[0]) is not None:
+            return None
         if wish.keep is not None:
             attempt.claim = attempt.claim._replace(keep=wish.keep)
-        kept = remembered(answer if wish.store else answer._replace(body=None))
-        ending: Ending | None = None
-        trouble: BaseException | None = None
-        if type(attempt) is Attempt:  # the straight way, as the flow's own; it knows the others
-            attempt.ending = True
-            completion = completion_of(call, attempt, kept)
-            try:
-                ending = await colour.store.complete(completion)
-            except colour.trouble as error:
-                trouble = error
-            if ending is not None and ending is not FENCED:
-                flow.recorded(call, attempt, completion, kept)
-                return None
-        if ending is FENCED:
-            outcome = await flow.overtaken(colour, call, attempt)
-        else:
-            outcome = await flow.finish(colour, call, attempt, kept, trouble)
+        self._kept = kept = remembered(answer if wish.store else answer._replace(body=None))
+        if type(attempt) is not Attempt:
+            return None
+        attempt.ending = True
+        return completion_of(self.call, attempt, kept)
+
+    def is_recorded(self, completion: Completion, ending: Ending | BaseException) -> bool:
+        """Whether the store has it: the straight way, as the flow's own, which knows the others."""
+        if type(ending) is not Ending or ending is FENCED:
+            return False
+        self.flow.recorded(self.call, self.attempt, completion, self._kept)
+        return True
+
+    async def overruled(self, ending: Ending | BaseException) -> Answer | None:
+        """Go on when the store has refused it, or not answered: what counts more than the handler's answer."""
+        flow, colour, call, attempt = self.flow, self.colour, self.call, self.attempt
+        if isinstance(ending, Ending):
+            return self._counting(await flow.overtaken(colour, call, attempt))
+        return self._counting(await flow.finish(colour, call, attempt, self._kept, ending))
+
+    async def _record_otherwise(self, answer: Answer) -> Answer | None:
+        """Record what is no result, or by an attempt that has no lease."""
+        flow, colour, call, attempt = self.flow, self.colour, self.call, self.attempt
+        failure = self._failure(answer.status)
+        if failure is None:
+            return self._counting(await flow.finish(colour, call, attempt, self._kept))
+        outcome = await flow.fail(colour, call, attempt, failure)
+        return None if outcome.error is failure else self.given(outcome)
+
+    def _counting(self, outcome: Outcome[Answer]) -> Answer | None:
+        """What counts more than what the handler answered; None if that was recorded."""
         return self.given(outcome) if outcome.error is not None or outcome.replayed else None
 
     async def fail(self, error: BaseException) -> Answer | None:
@@ -351,9 +425,8 @@ class Exchange:
         """The answer that an outcome of the flow stands for."""
         answer, error = outcome.value, outcome.error
         if answer is not None and error is None:
-            status, headers, body = answer
-            if body is not None:
-                return make(Answer, (status, (*headers, self.rules.replayed, *self.marks), body))
+            if answer.body is not None:
+                return self.again(answer)
             error = NOT_REPLAYABLE
         assert error is not None
         if isinstance(error, StoreError):
@@ -363,15 +436,20 @@ class Exchange:
             raise error
         return self.first(problem.answer(self.rules.documentation))
 
+    def again(self, answer: Answer) -> Answer:
+        """A remembered answer, as a repeat gets it."""
+        status, headers, body = answer
+        return make(Answer, (status, [*headers, self.rules.replayed, *self.marks], body))
+
     def first(self, answer: Answer) -> Answer:
         """An answer with the key it belongs to."""
         status, headers, body = answer
-        return make(Answer, (status, (*headers, *self.marks), body))
+        return make(Answer, (status, [*headers, *self.marks], body))
 
     @property
     def marks(self) -> tuple[Header, ...]:
         """The headers that say which key an answer belongs to."""
-        return (self.rules.header_name, quoted(self.key)), self.rules.exposed
+        return (self.rules.header_name, quoted(self.key, self._line)), self.rules.exposed
 
     def _failure(self, status: int) -> Exception | None:
         """What an answer's status stands for, where the flow wants a handler's exception; None for a result."""

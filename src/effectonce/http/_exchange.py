@@ -21,7 +21,7 @@ from math import ceil
 from struct import Struct
 from typing import Any, Literal, NamedTuple
 
-from .._records import make
+from .._records import Record, State, make
 from ..codec import Form, canonical_json
 from ..errors import (
     AttemptsExhausted,
@@ -43,8 +43,10 @@ from ..errors import (
 )
 
 Header = tuple[bytes, bytes]
+COMPLETED = State.COMPLETED
 
 LONGEST_KEY = 255
+QUOTE = ord('"')
 SPECIFICATION = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 PUBLIC = "public"
 """The scope of an API whose callers share their keys: said out loud, never assumed."""
@@ -57,6 +59,8 @@ _TOKEN = rb"([!#-+\--:<-\[\]-~]+)"
 """Visible characters, without those that lists, parameters and strings are made of."""
 _KEY = re.compile(rb"[ \t]*(?:" + _STRING + rb"|" + _TOKEN + rb")[ \t]*")
 _ESCAPED = re.compile(rb'\\(["\\])')
+_PLAIN = bytes(code for code in range(0x21, 0x7F) if code not in b'"\\')
+"""What nearly every key is made of: a string of these alone needs no parsing."""
 
 
 def key_of(lines: Sequence[bytes], strict: bool = False) -> str | None:
@@ -68,7 +72,14 @@ def key_of(lines: Sequence[bytes], strict: bool = False) -> str | None:
         return None
     if len(lines) > 1:
         raise Problem("key-invalid", "The request has more than one key. Send one.")
-    found = _KEY.fullmatch(lines[0])
+    line = lines[0]
+    if (
+        2 < len(line) <= LONGEST_KEY + 2
+        and line.translate(None, _PLAIN) == b'""'
+        and line[0] == line[-1] == QUOTE
+    ):
+        return line[1:-1].decode("ascii")
+    found = _KEY.fullmatch(line)
     if found is not None and found.lastindex == 1:
         string = found[1]
         key = (_ESCAPED.sub(rb"\1", string) if b"\\" in string else string).decode("ascii")
@@ -84,8 +95,10 @@ def key_of(lines: Sequence[bytes], strict: bool = False) -> str | None:
     return key
 
 
-def quoted(key: str) -> bytes:
-    """A key as an RFC 8941 string."""
+def quoted(key: str, line: bytes | None = None) -> bytes:
+    """A key as an RFC 8941 string. The line that it was read from mostly is just that."""
+    if line and line[0] == line[-1] == QUOTE:
+        return line
     if '"' in key or "\\" in key:
         key = re.sub(r'(["\\])', r"\\\1", key)
     return b'"%b"' % key.encode("ascii", "replace")
@@ -98,8 +111,8 @@ Fingerprint = Literal["body", "json"]
 
 def fingerprint_of(method: str, path: bytes, query: bytes, body: bytes) -> bytes:
     """What was asked under a key: 16 bytes that tell one request from another."""
-    known = len(path) + len(query) <= KNOWN_BYTES
-    head = (_head if known else _head.__wrapped__)(method, path, query)
+    is_long = len(path) + len(query) > KNOWN_BYTES
+    head = _head.__wrapped__(method, path, query) if is_long else _head(method, path, query)
     return sha256(head + body).digest()[:16]
 
 
@@ -145,7 +158,7 @@ class Answer(NamedTuple):
     """A response. ``body`` is None for one that was sent but could not be held: too large, or without an end."""
 
     status: int
-    headers: tuple[Header, ...]
+    headers: Sequence[Header]
     body: bytes | None
 
 
@@ -188,7 +201,7 @@ class Start(NamedTuple):
 
 def start_of(status: int, headers: Iterable[Header]) -> Start:
     """What an app has said. Raises ``ValueError`` for headers that can't be sent."""
-    said = tuple([(name, value) for name, value in headers])
+    said = tuple(headers)
     try:
         return _start(status, said)
     except TypeError:  # something in it can't be hashed, such as a bytearray
@@ -225,7 +238,7 @@ def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
 def remembered(answer: Answer) -> Answer:
     """What is stored of an answer. Headers keep their order and their repetitions."""
     status, headers, body = answer
-    return make(Answer, (status, _kept(headers), body))
+    return make(Answer, (status, _kept(tuple(headers)), body))
 
 
 @lru_cache(maxsize=128)
@@ -244,7 +257,7 @@ _VERSION = 1
 
 def _write(answer: Answer) -> bytes:
     status, headers, body = answer
-    lines = _lines(headers)
+    lines = _lines(tuple(headers))
     return _HEAD.pack(_VERSION, status, len(lines), body is not None) + lines + (body or b"")
 
 
@@ -274,6 +287,15 @@ def _headers(lines: bytes) -> tuple[Header, ...]:
 
 ANSWER = Form(_write, _read)
 """How answers are stored."""
+
+
+def answer_in(record: Record) -> Answer | None:
+    """The answer that a record holds, if it has been stored whole: nearly every one. Else the codec says what it is."""
+    result = record.result
+    if record.state is not COMPLETED or result is None or len(result) < _HEAD_SIZE or result[0] != _VERSION:
+        return None
+    answer = _read(result)
+    return None if answer.body is None else answer
 
 
 # -- What is remembered --------------------------------------------------------------------------------------------

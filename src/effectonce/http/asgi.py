@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 from .._asyncio import Watch
 from .._attempt import CURRENT
 from .._receiver import Receiver
-from .._records import make
+from .._records import Decision, Ending, make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import (
     Body,
@@ -24,17 +24,16 @@ from ._asgi_body import (
     Message,
     Passing,
     Receive,
+    asked_at_once,
     begin,
     check_size,
     close,
-    is_whole,
     message_of,
-    path_of,
     take_in,
     whole,
 )
-from ._boundary import WISH, Boundary, Exchange, Wish, key_missing, natural_key, unheard
-from ._exchange import PUBLIC, Answer, Problem, fingerprint_of, key_of, start_of
+from ._boundary import UNDECIDED, WISH, Boundary, Exchange, Wish, key_missing, natural_key, unheard
+from ._exchange import BODILESS, PUBLIC, Answer, Problem, key_of, start_of
 from ._names import checked_scope
 from ._rules import SAFE, Headers, Request, Route, Rules, RuleWords, Scope
 
@@ -65,72 +64,78 @@ class IdempotencyMiddleware:
     ) -> None:
         self.app = app
         self.boundary = Boundary(receiver, scope, routes, **rules)
+        self._caller = scope if callable(scope) else None
         self.running: set[_Covered] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """The way of a request, written out in one place: every one of them pays for each step."""
         rules = None
         if scope["type"] == "http" and (method := scope["method"]) not in SAFE:
-            boundary = self.boundary
-            rules = boundary.everywhere.get(method) or boundary.rules_for(method, seen_path(scope))
+            rules = self.boundary.everywhere.get(method) or self.boundary.rules_for(method, seen_path(scope))
         if rules is None:
             await self.app(scope, receive, send)
             return
+        boundary, spool = self.boundary, None
         try:
-            await self._cover(rules, scope, receive, send)
+            header, length = rules.header_name, None
+            lines: tuple[bytes, ...] = ()
+            for name, value in scope["headers"]:
+                if name == header:
+                    lines += (value,)
+                elif name == b"content-length" and value.isdigit():
+                    length = int(value[:19])  # the first digits are enough to refuse a body that has more
+            if rules.claim == "handler":
+                await _Claimable(self, rules, scope, receive, send).let_pass(lines, length)
+                return
+            key = key_of(lines, rules.strict)
+            if key is None and rules.key is None:
+                if rules.required:
+                    raise key_missing(rules)
+                with unheard():
+                    await self.app(scope, receive, send)
+                return
+            whose = PUBLIC
+            if self._caller is not None:
+                named = self._caller(_request(scope))
+                if type(named) is not str and inspect.isawaitable(named):
+                    named = await named
+                whose = checked_scope(named)
+            if length is not None and length > rules.max_request:
+                check_size(length, rules)
+            message, coming = begin(receive)
+            if message is not None and (asked := asked_at_once(scope, rules, message, length)):
+                fingerprint, body = asked, message["body"]
+            else:
+                fingerprint, body = await take_in(scope, rules, receive, length, message, coming)
+                spool = body
+            if key is None:
+                key = natural_key(rules, _request(scope), await whole(body))
+            colour = boundary.receiver.asyncio
+            exchange = Exchange(boundary, rules, colour, key, whose, lines[0] if lines else None)
+            claim = exchange.ask(fingerprint)
+            decision: Decision | BaseException | None = None
+            if not rules.terms.local_cache:
+                try:
+                    decision = await colour.store.claim(claim)
+                except colour.trouble as error:
+                    decision = error
+            answer = exchange.hear(decision)
+            if answer is UNDECIDED:
+                answer = await exchange.look_into(decision)
+            if answer is None:
+                spool = None  # which is the app's from now on
+                await _Covered(self, rules, scope, receive, send, exchange, body).start()
+                return
+            status, headers, said = answer
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": said, "more_body": False})
         except Problem as problem:
             await _send(send, problem.answer(rules.documentation))
         except Gone:
             pass
-
-    async def _cover(self, rules: Rules, scope: Any, receive: Receive, send: Send) -> None:
-        """The way of a covered request, written out in one place: every one of them pays for each step."""
-        header, length = rules.header_name, None
-        lines: list[bytes] = []
-        for name, value in scope["headers"]:
-            if name == header:
-                lines.append(value)
-            elif name == b"content-length" and value.isdigit():
-                length = int(value[:19])  # the first digits are enough to refuse a body that has more
-        if rules.claim == "handler":
-            await _Claimable(self, rules, scope, receive, send).let_pass(lines, length)
-            return
-        key = key_of(lines, rules.strict)
-        if key is None and rules.key is None:
-            if rules.required:
-                raise key_missing(rules)
-            with unheard():
-                await self.app(scope, receive, send)
-            return
-        boundary, whose = self.boundary, PUBLIC
-        if callable(boundary.scope):
-            named = boundary.scope(_request(scope))
-            if type(named) is not str and inspect.isawaitable(named):
-                named = await named
-            whose = checked_scope(named)
-        if length is not None and length > rules.max_request:
-            check_size(length, rules)
-        message, coming = begin(receive)
-        body: Body
-        if rules.fingerprint == "body" and message is not None and is_whole(message, length, rules):
-            body = content = message["body"]
-            fingerprint = fingerprint_of(scope["method"], path_of(scope), scope["query_string"], content)
-        else:
-            fingerprint, body = await take_in(scope, rules, receive, length, message, coming)
-        try:
-            if key is None:
-                key = natural_key(rules, _request(scope), await whole(body))
-            exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
-            answer = await exchange.open(fingerprint)
-        except BaseException:
-            close(body)
-            raise
-        if answer is None:
-            await _Covered(self, rules, scope, receive, send, exchange, body).start()
-            return
-        close(body)
-        status, headers, said = answer
-        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-        await send({"type": "http.response.body", "body": said, "more_body": False})
+        finally:
+            if spool is not None:
+                close(spool)
 
 
 class _Covered:
@@ -212,7 +217,10 @@ class _Covered:
         self._watch = Watch(exchange.attempt, task.get_loop(), task)
         CURRENT.set(exchange.attempt)
         WISH.set(exchange.wish)
-        return self._middleware.app(_without_extensions(self._scope), self._give_body, self._take_answer)
+        scope = self._scope
+        if "extensions" in scope:
+            scope = _without_extensions(scope)
+        return self._middleware.app(scope, self._give_body, self._take_answer)
 
     async def _end_badly(self, error: BaseException) -> None:
         """The app raised, or what it said could not be recorded. Raises what the server has to know."""
@@ -273,29 +281,46 @@ class _Covered:
         kind = message["type"]
         if self._ended:
             await self._pass_on(message)
-        elif kind == "http.response.start":
+            return
+        if kind == "http.response.start":
             status = message["status"]
             headers, self._length, endless = start_of(status, message.get("headers", ()))
             self._said = make(Answer, (status, headers, None))
             if endless:
                 await self._stream(b"", more=True)
-        elif kind == "http.response.body":
-            piece, more = message.get("body", b""), message.get("more_body", False)
-            if more or self._pieces is not None or self._length is None:
-                await self._hold(piece, more)
-            elif len(piece) != self._length or self._length > self._rules.max_response:
-                await self._complete(piece)
-            else:  # in one piece, as most are
-                status, headers, _ = self._start()
-                answer, exchange = make(Answer, (status, headers, bytes(piece))), self.exchange
-                said = self.instead or await exchange.record(answer) or exchange.first(answer)
-                self._ended = True
-                if self._on_its_way is not None:
-                    self._on_its_way.set()
-                try:
-                    await _send(self._send, said)
-                except Exception as error:
-                    self._unsent = error
+            return
+        if kind != "http.response.body":
+            return
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        if more or self._pieces is not None or self._length is None:
+            await self._hold(piece, more)
+            return
+        if len(piece) != self._length or self._length > self._rules.max_response or self.instead is not None:
+            await self._complete(piece)
+            return
+        begun, exchange = self._start(), self.exchange  # in one piece, as most are: again written out
+        answer = make(Answer, (begun.status, begun.headers, bytes(piece)))
+        completion, colour = exchange.conclude(answer), exchange.colour
+        if completion is None:
+            instead = await exchange.record(answer)
+        else:
+            ending: Ending | BaseException
+            try:
+                ending = await colour.store.complete(completion)
+            except colour.trouble as error:
+                ending = error
+            recorded = exchange.is_recorded(completion, ending)
+            instead = None if recorded else await exchange.overruled(ending)
+        said = instead or exchange.first(answer)
+        self._ended = True
+        if self._on_its_way is not None:
+            self._on_its_way.set()
+        try:
+            send = self._send
+            await send({"type": "http.response.start", "status": said.status, "headers": said.headers})
+            await send({"type": "http.response.body", "body": said.body or b"", "more_body": False})
+        except Exception as error:
+            self._unsent = error
 
     async def _hold(self, piece: bytes, more: bool) -> None:
         if self._pieces is None:
@@ -318,6 +343,8 @@ class _Covered:
 
     async def _complete(self, body: bytes) -> None:
         status, headers, _ = self._start()
+        if status in BODILESS:  # servers drop it, as clients don't read it
+            body = b""
         if self._length is not None and len(body) != self._length:
             self._recording = False  # it is the app's word that this is wrong
             raise RuntimeError(f"The app said that it answers {self._length} bytes, and sent {len(body)}.")
@@ -379,7 +406,7 @@ class _Claimable(_Covered):
         self._receive, self._send, self._body = receive, send, None
         self._passing = Passing(scope, rules, receive, keep=rules.key is not None)
 
-    async def let_pass(self, lines: list[bytes], length: int | None) -> None:
+    async def let_pass(self, lines: Sequence[bytes], length: int | None) -> None:
         """Let the app run, and its handler find this."""
         self._lines, self._declared = lines, length
         if not lines and self._rules.key is None:  # there is nothing to claim
