@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -340,22 +341,30 @@ def test_a_caller_cancelled_while_connecting_disturbs_nobody(proxy: FaultProxy, 
 
 
 def test_an_interrupted_caller_leaves_no_broken_connection(
-    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    behind_proxy: RedisStore, proxy: FaultProxy
 ) -> None:
     """Ctrl-C between a command and its reply: the reply never reaches anybody else."""
-    from effectonce.stores._redis_threads import Wire
+    main = threading.get_ident()
 
-    hold(store, "k")
-    receive = Wire._receive
+    def interrupt(asked: int) -> None:
+        wait_until(lambda: proxy.bursts > asked, what="A command on its way")
+        signal.pthread_kill(main, signal.SIGINT)
 
-    def interrupted(wire: Wire) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Wire, "_receive", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(store.claim(claim_of("interrupted")))
-    monkeypatch.setattr(Wire, "_receive", receive)
-    assert all(hold_and_look(store, f"key {number}") for number in range(3))
+    hold(behind_proxy, "k")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for number in range(3):
+            proxy.stall()
+            opened, asked = proxy.connections, proxy.bursts
+            interruption = Caller(lambda asked=asked: interrupt(asked))
+            with pytest.raises(KeyboardInterrupt):
+                run(behind_proxy.claim(claim_of(f"interrupted {number}")))
+            interruption.answer()
+            proxy.heal()
+            assert hold_and_look(behind_proxy, f"key {number}")
+            assert proxy.connections == opened + 1
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # Threads, loops, processes

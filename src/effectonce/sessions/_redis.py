@@ -134,7 +134,7 @@ class RedisSessions(SteppingStore, SessionStore):
             if self._verbs.suspends:
                 link = self._store.lines().links.get(server)
                 return None if link is None else await link.ask(order.data)
-            return self._store._pool.ask(server, (order.data, 1))[0]
+            return self._store._pool.to(server).ask(order.data)
         except StoreUnavailable:
             self._routes.forget()
             raise

@@ -1,13 +1,12 @@
-"""Connections of blocking callers: as many as are needed at once, and those who come together share a round trip.
+"""Connections of blocking callers: each has one to itself, from its question to the answer.
 
-A caller who is alone goes at once, on its own thread and on a connection of its own. While it is under way, those who
-come queue up; when it is back, or has been away for longer than a near server takes, the first of them goes for all.
-So a crowd of threads has one system call for many steps, where each would have to win the interpreter's lock back after
-its own. Two may well go at the same time: nothing but speed depends on who goes with whom.
+A caller takes a connection that is free, asks on its own thread and gives it back. No lock is on the way, and nobody
+waits for anybody: a system call lets other threads run meanwhile, and to be woken by one of them takes longer than a
+near server does. Only when very many are under way do others wait in line.
 
-A signal may end a caller with an exception at any moment. Whoever waits for it goes by itself after a while: every step
-may be taken twice. For the same reason commands whose replies were lost on a connection that had been idle are sent
-again: the server has most likely closed it before.
+A signal may end a caller with an exception at any moment. Its connection ends with it, because nobody knows what is
+still to come on it. Commands whose replies were lost on a connection that had been idle are sent again: every step may
+be taken twice, and the server has most likely closed it before.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ import time
 from collections import deque
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
-from ..errors import StoreError
-from ._redis_commands import Answer, Bundles, Parts, answers, command
+from ..errors import StoreError, StoreUnavailable
+from ._redis_commands import command
 from ._redis_wire import (
     HANG_UP,
     MORE,
@@ -39,48 +39,65 @@ from ._redis_wire import (
     closed,
     greeting,
     new_reader,
+    shown,
     unreachable,
 )
 
 RECEIVE_BYTES: Final = 65_536
-PATIENCE_SECONDS: Final = 0.001
-"""How long the first in a queue waits for who is under way, so that a far server is not waited for twice."""
+MOST_AT_ONCE: Final = 64
+"""Connections to one server that are in use or kept, besides those that listen."""
 LOOK_AFTER_SECONDS: Final = 0.5
 """After so long without a word, who waits looks for itself."""
-MOST_TOGETHER: Final = 512
-"""Steps of one round trip, so that the last in a long queue does not wait for all of them."""
 
 
 class Wire:
     """A connection for one blocking caller at a time."""
 
     def __init__(self, target: Target, address: Address) -> None:
-        self._timeout = target.timeout
+        self._target, self._address = target, address
         self._reader = new_reader()
         self._told: set[bytes] = set()
         self._unconfirmed = 0
         self._refusals: list[ReplyError] = []
-        self._socket = socket.create_connection(address, target.timeout)
+        self._socket: Any = None
         self.used = False
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if target.tls is not None:
-                self._socket = target.tls.wrap_socket(self._socket, server_hostname=address[0])
-            hello = greeting(target)
-            self.write(b"".join(hello))
-            self.can_tell = check_greeting(target, address, self.read(len(hello)))
-            self._rest()
-        except BaseException:
-            self.close()
-            raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it leads anywhere yet."""
+        return self._socket is not None
+
+    def open(self) -> None:
+        """Connect, and see that we are let in."""
+        target = self._target
+        self._socket = socket.create_connection(self._address, target.timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if target.tls is not None:
+            self._socket = target.tls.wrap_socket(self._socket, server_hostname=self._address[0])
+        hello = greeting(target)
+        self.write(b"".join(hello))
+        self.can_tell = check_greeting(target, self._address, self.read(len(hello)))
+        self._rest()
+        self._ways = self._socket.sendall, self._socket.recv, self._reader.feed, self._reader.gets
+
+    def ask(self, data: bytes) -> Any:
+        """Send a command and wait for its reply: as ``write`` and ``read`` do, without their detours."""
+        if self._unconfirmed:
+            self.write(data)
+            return self.read(1)[0]
+        send, receive, feed, gets = self._ways
+        send(data)
+        while got := receive(RECEIVE_BYTES):
+            feed(got)
+            reply = gets()
+            if reply is not MORE:
+                return reply
+        raise hung_up()
 
     def write(self, data: bytes) -> None:
         """Send commands."""
-        try:
-            self._socket.sendall(data)
-        except BlockingIOError as error:
-            raise TimeoutError from error
+        self._socket.sendall(data)
 
     def read(self, count: int) -> list[Any]:
         """Wait for so many replies."""
@@ -135,282 +152,258 @@ class Wire:
 
     def close(self) -> None:
         """Hang up, without a word."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def _rest(self) -> None:
         """Let the system watch the time where it can: otherwise Python asks it twice, when it may read and to read."""
+        timeout = self._target.timeout
         if sys.platform == "linux" and not isinstance(self._socket, ssl.SSLSocket):
-            seconds, part = divmod(self._timeout, 1)
+            seconds, part = divmod(timeout, 1)
             limit = struct.pack("ll", int(seconds), int(part * 1_000_000) or 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._socket.settimeout(None)
         else:
-            self._socket.settimeout(self._timeout)
+            self._socket.settimeout(timeout)
 
     def _receive(self) -> None:
-        try:
-            data = self._socket.recv(RECEIVE_BYTES)
-        except BlockingIOError as error:
-            raise TimeoutError from error
+        data = self._socket.recv(RECEIVE_BYTES)
         if not data:
-            raise ConnectionError("the server closed the connection")
+            raise hung_up()
         self._reader.feed(data)
 
 
-class Pool:
-    """Connections for blocking callers: as many to each server as were ever needed at once."""
+class Place:
+    """Where somebody waits for a connection, and the one that was handed over."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._idle: dict[Address, list[Wire]] = {}
+    __slots__ = ("wire", "word")
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+        self.word = Lock()
+        self.word.acquire()
+
+
+class Station:
+    """The connections of blocking callers to one server: as many as were ever needed at once, up to a limit."""
+
+    def __init__(self, target: Target, address: Address) -> None:
+        self._target, self._address = target, address
+        self._idle: list[Wire] = []
+        self._wires: WeakSet[Wire] = WeakSet()
+        """All that there are but for those that listen. Who is interrupted forgets its own without a word."""
+        self._line: deque[Place] = deque()
+        """Where others wait for one. A place that was left by an interruption costs the connection it is given."""
+        self._confirm = target.waiting
         self._closed = False
-        self._wait = target.waiting
-        self.timeout = target.timeout
 
-    def ask(self, address: Address, request: Request) -> list[Any]:
-        """Send commands to a server and wait for their replies."""
-        if self._wait or self._closed or not (idle := self._idle.get(address)):
-            return self._finish(address, request, self._begin(address, request))
+    def ask(self, data: bytes) -> Any:
+        """Send a command and wait for its reply."""
+        if self._line or self._confirm:
+            return self._ask_anyhow(data)
         try:
-            wire = idle.pop()
-        except IndexError:  # another thread was quicker
-            return self._finish(address, request, self._begin(address, request))
+            wire = self._idle.pop()
+        except IndexError:
+            return self._ask_anyhow(data)
         try:
-            wire.write(request[0])
-            replies = wire.read(request[1])
+            reply = wire.ask(data)
         except ConnectionError:
-            return self._finish(address, request, wire)
-        except BaseException as error:  # nobody knows what is still to come on it
-            wire.close()
-            if isinstance(error, OSError | ProtocolError):
-                raise unreachable(self._target, address, error) from error
-            raise
-        self._take_back(address, wire)
-        return replies
-
-    def exchange(self, requests: Requests) -> Answers:
-        """Ask several servers at once."""
-        answers: Answers = {}
-        begun: dict[Address, Wire] = {}
-        try:
-            for address, request in requests.items():
-                if request is HANG_UP:
-                    self._hang_up(address)
-                    continue
-                try:
-                    begun[address] = self._begin(address, request)
-                except StoreError as error:
-                    answers[address] = error
-            while begun:
-                address, wire = begun.popitem()
-                try:
-                    answers[address] = self._finish(address, requests[address], wire)
-                except StoreError as error:
-                    answers[address] = error
-        except BaseException:
-            for wire in begun.values():
-                wire.close()
-            raise
-        return answers
-
-    def watch(self, address: Address, channel: bytes, request: bytes, seconds: float) -> Any:
-        """Send a request to be told something and wait until it is; its reply, or None if the server can't tell."""
-        wire = self._lend(address)
-        try:
-            reply = wire.watch(channel, request, seconds) if wire.can_tell else None
-        except (OSError, ProtocolError) as error:
-            wire.close()
-            raise unreachable(self._target, address, error) from error
-        except BaseException:
-            wire.close()
-            raise
-        self._take_back(address, wire)
+            return self.finish((data, 1), wire)[0]
+        except BaseException as error:
+            self._lose(wire, error)
+        self._take_back(wire)
         return reply
 
-    def close(self) -> None:
-        """Hang up; who waits for a reply gets it, and whoever comes later does not."""
-        self._closed = True
-        for address in list(self._idle):
-            self._hang_up(address)
-
-    def _begin(self, address: Address, request: Request) -> Wire:
-        wire = self._lend(address)
+    def begin(self, request: Request) -> Wire:
+        """Send commands; ``finish`` waits for their replies."""
+        wire = self._lend()
         try:
-            wire.write(request[0] + self._wait)
+            wire.write(request[0] + self._confirm)
         except ConnectionError:  # whoever reads will notice
             pass
-        except OSError as error:
-            wire.close()
-            raise unreachable(self._target, address, error) from error
-        except BaseException:
-            wire.close()
-            raise
+        except BaseException as error:
+            self._lose(wire, error)
         return wire
 
-    def _finish(self, address: Address, request: Request, wire: Wire) -> list[Any]:
+    def finish(self, request: Request, wire: Wire) -> list[Any]:
+        """Wait for replies. If the connection was closed before they were asked for, ask again on another."""
         data, count = request
-        if self._wait:
-            data, count = data + self._wait, count + 1
+        if self._confirm:
+            data, count = data + self._confirm, count + 1
         try:
             try:
                 replies = wire.read(count)
             except ConnectionError:
                 if not wire.used:
                     raise
-                wire.close()
-                wire = Wire(self._target, address)
+                self.drop(wire)
+                wire = self._lend()
                 wire.write(data)
                 replies = wire.read(count)
-        except (OSError, ProtocolError) as error:
-            wire.close()
-            raise unreachable(self._target, address, error) from error
-        except BaseException:  # nobody knows what is still to come on it
-            wire.close()
-            raise
-        self._take_back(address, wire)
-        if self._wait:
+        except BaseException as error:
+            self._lose(wire, error)
+        self._take_back(wire)
+        if self._confirm:
             self._target.check_replicas(replies.pop())
         return replies
 
-    def _lend(self, address: Address) -> Wire:
-        if self._closed:
-            raise closed()
+    def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
+        """Send a request to be told something and wait until it is; its reply, or None if the server can't tell."""
+        wire = self._lend()
+        self._wires.discard(wire)  # it may take long, and nobody is to wait in line for it
+        self._hand_over(None)
         try:
-            return self._idle[address].pop()
-        except (KeyError, IndexError):
+            reply = wire.watch(channel, request, seconds) if wire.can_tell else None
+        except BaseException as error:
+            self._lose(wire, error)
+        self._wires.add(wire)
+        self._take_back(wire)
+        return reply
+
+    def close(self) -> None:
+        """Hang up; who waits for a reply gets it, and whoever comes later does not."""
+        self._closed = True
+        self.hang_up()
+        while self._hand_over(None):
             pass
-        try:
-            return Wire(self._target, address)
-        except (OSError, ProtocolError) as error:
-            raise unreachable(self._target, address, error) from error
 
-    def _take_back(self, address: Address, wire: Wire) -> None:
-        wire.used = True
-        self._idle.setdefault(address, []).append(wire)
-        if self._closed:
-            self._hang_up(address)
-
-    def _hang_up(self, address: Address) -> None:
-        idle = self._idle.get(address, [])
+    def hang_up(self) -> None:
+        """Give up the connections that nobody uses."""
         with suppress(IndexError):
             while True:
-                idle.pop().close()
+                self.drop(self._idle.pop())
 
+    def drop(self, wire: Wire) -> None:
+        """Give up a connection."""
+        wire.close()
+        self._wires.discard(wire)
+        self._hand_over(None)
 
-class Ticket:
-    """A step in the queue, and who waits for it."""
+    def _ask_anyhow(self, data: bytes) -> Any:
+        request = (data, 1)
+        return self.finish(request, self.begin(request))[0]
 
-    __slots__ = ("answer", "error", "is_taken", "parts", "word")
+    def _lose(self, wire: Wire, error: BaseException) -> NoReturn:
+        """Give up a connection because nobody knows what is still to come on it, and tell the caller why."""
+        self.drop(wire)
+        if isinstance(error, OSError | ProtocolError):
+            raise unreachable(self._target, self._address, error) from error
+        raise error
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.answer: Answer | None = None
-        self.error: StoreError | None = None
-        self.is_taken = False
-        self.word = Lock()
-        self.word.acquire()
+    def _take_back(self, wire: Wire) -> None:
+        wire.used = True
+        if self._closed or not (self._line and self._hand_over(wire)):
+            self._idle.append(wire)
+        if self._closed:
+            self.hang_up()
 
-    @property
-    def is_served(self) -> bool:
-        """Whether there is nothing to wait for any more."""
-        return self.answer is not None or self.error is not None
+    def _lend(self) -> Wire:
+        """A connection that is free, or a new one."""
+        wire = (None if self._line else self._free()) or self._wait_in_line()
+        if not wire.is_open:
+            try:
+                wire.open()
+            except BaseException as error:
+                self._lose(wire, error)
+        return wire
 
-    def tell(self) -> None:
-        """Wake who waits."""
-        with suppress(RuntimeError):  # it was told already
-            self.word.release()
+    def _free(self) -> Wire | None:
+        """A connection that nobody uses, or one that is still to be opened, if there may be one more."""
+        if self._closed:
+            raise closed()
+        with suppress(IndexError):
+            return self._idle.pop()
+        wire = Wire(self._target, self._address)
+        self._wires.add(wire)
+        if len(self._wires) <= MOST_AT_ONCE:
+            return wire
+        self._wires.discard(wire)
+        return None
 
-
-class Company:
-    """Has the steps of threads taken by one server, many in a round trip."""
-
-    def __init__(self, pool: Pool, server: Address) -> None:
-        self._pool, self._server = pool, server
-        self._queue: deque[Ticket] = deque()
-        self._under_way: object = None
-        """The last who left and is not back. A hint: whoever misreads it goes alone, or waits a little."""
-
-    def take(self, parts: Parts) -> Answer:
-        """Take a step, alone or in company."""
-        if self._under_way is not None or self._queue:
-            return self._queue_up(Ticket(parts))
-        shape, name, argument = parts
-        self._under_way = parts
+    def _wait_in_line(self) -> Wire:
+        """Wait until a connection is handed over, or another one may be opened."""
+        deadline = time.monotonic() + self._target.timeout
+        place, wire = Place(), None
+        self._line.append(place)
         try:
-            (reply,) = self._pool.ask(self._server, (shape.command(name, argument), 1))
+            while (wire := place.wire or self._free()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise StoreUnavailable(
+                        f"{shown(self._address)} was not asked: all {MOST_AT_ONCE} connections of this process were in "
+                        f"use for {self._target.timeout:g} s. Try again with the same key."
+                    )
+                if place.word.acquire(timeout=min(left, LOOK_AFTER_SECONDS)) and place.wire is None:
+                    self._line.appendleft(place)
+            return wire
         finally:
-            self._is_back(parts)
-        return reply  # type: ignore[no-any-return]
-
-    def _is_back(self, who: object) -> None:
-        if self._under_way is who:
-            self._under_way = None
-        if self._queue:
-            with suppress(IndexError):  # just served
-                self._queue[0].tell()
-
-    def _queue_up(self, mine: Ticket) -> Answer:
-        self._queue.append(mine)
-        try:
-            self._wait(mine)
-        except BaseException:  # Ctrl-C: nobody is to wait for one who left
             with suppress(ValueError):
-                self._queue.remove(mine)
+                self._line.remove(place)
+            if place.wire is not wire and place.wire is not None:  # too late, or one too many
+                self._take_back(place.wire)
+
+    def _hand_over(self, wire: Wire | None) -> bool:
+        """Give a connection, or word that another one may be opened, to the first in line, if there is one."""
+        try:
+            place = self._line.popleft()
+        except IndexError:
+            return False
+        place.wire = wire
+        place.word.release()
+        return True
+
+
+class Pool:
+    """The connections of blocking callers to all servers."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._stations: dict[Address, Station] = {}
+        self._closed = False
+
+    def to(self, address: Address) -> Station:
+        """The connections to a server."""
+        try:
+            return self._stations[address]
+        except KeyError:
+            station = self._stations.setdefault(address, Station(self._target, address))
+        if self._closed:
+            station.close()
+        return station
+
+    def exchange(self, requests: Requests) -> Answers:
+        """Ask several servers at once. In order, so that no two who wait in line hold what the other waits for."""
+        answers: Answers = {}
+        begun: dict[Address, Wire] = {}
+        try:
+            for address, request in sorted(requests.items()):
+                if request is HANG_UP:
+                    self.to(address).hang_up()
+                    continue
+                try:
+                    begun[address] = self.to(address).begin(request)
+                except StoreError as error:
+                    answers[address] = error
+            while begun:
+                address, wire = begun.popitem()
+                try:
+                    answers[address] = self.to(address).finish(requests[address], wire)
+                except StoreError as error:
+                    answers[address] = error
+        except BaseException:
+            for address, wire in begun.items():
+                self.to(address).drop(wire)
             raise
-        if mine.error is not None:
-            raise type(mine.error)(str(mine.error)) from mine.error
-        assert mine.answer is not None
-        return mine.answer
+        return answers
 
-    def _wait(self, mine: Ticket) -> None:
-        looks = 0
-        while not mine.is_served:
-            if mine.is_taken:
-                looks += not mine.word.acquire(timeout=LOOK_AFTER_SECONDS)
-                if looks * LOOK_AFTER_SECONDS > 3 * self._pool.timeout and not mine.is_served:
-                    self._serve([mine])
-            elif (
-                self._under_way is not None and mine.word.acquire(timeout=PATIENCE_SECONDS)
-            ) or not self._queue:
-                pass  # told, or taken
-            else:
-                self._lead(mine)
+    def close(self) -> None:
+        """Hang up; who waits for a reply gets it, and whoever comes later does not."""
+        self._closed = True
+        for station in list(self._stations.values()):
+            station.close()
 
-    def _lead(self, mine: Ticket) -> None:
-        """Go for all in the queue."""
-        batch: list[Ticket] = []
-        self._under_way = batch
-        try:
-            with suppress(IndexError):
-                while len(batch) < MOST_TOGETHER:
-                    batch.append(self._queue.popleft())
-                    batch[-1].is_taken = True
-            if batch:
-                self._serve(batch)
-        finally:
-            for ticket in reversed(batch):
-                if not ticket.is_served:  # a signal ended this leader
-                    ticket.is_taken = False
-                    if ticket is not mine:
-                        self._queue.appendleft(ticket)
-            self._is_back(batch)
-            for ticket in batch:
-                if ticket is not mine:
-                    ticket.tell()
 
-    def _serve(self, batch: list[Ticket]) -> None:
-        bundles = Bundles[Ticket]()
-        for ticket in batch:
-            bundles.add(ticket.parts, ticket)
-        commands = [bundle.command for bundle in bundles.all]
-        try:
-            replies = self._pool.ask(self._server, (b"".join(commands), len(commands)))
-        except StoreError as error:
-            for ticket in batch:
-                ticket.error = error
-            return
-        for bundle, reply in zip(bundles.all, replies, strict=True):
-            whose = bundle.whose
-            for ticket, answer in zip(whose, answers(reply, len(whose)), strict=True):
-                ticket.answer = answer
+def hung_up() -> ConnectionError:
+    """What an empty answer means."""
+    return ConnectionError("the server closed the connection")

@@ -171,7 +171,7 @@ def unreachable(target: Target, address: Address, error: BaseException | None) -
         )
     if isinstance(error, ssl.SSLError):
         why = f"no secure connection: {error}. Check the certificates, and that the server's port is one for TLS"
-    elif isinstance(error, TimeoutError):
+    elif isinstance(error, TimeoutError | BlockingIOError):  # Python kept the time, or the system
         why = f"no answer within {target.timeout:g} s"
     else:
         why = str(error or "the connection was lost")

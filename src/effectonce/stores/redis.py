@@ -28,7 +28,7 @@ from ..errors import StoreUnavailable, UsageError
 from ._redis_commands import Commands, Order, key_of
 from ._redis_loop import Lines, Link
 from ._redis_routes import Routes
-from ._redis_threads import Company, Pool
+from ._redis_threads import Pool
 from ._redis_verbs import Verbs
 from ._redis_wire import Address, Answers, ReplyError, Requests, Target, closed
 from ._urls import shown
@@ -115,18 +115,15 @@ class RedisStore(Verbs):
         return cls(url.partition("?")[0], **chosen)
 
     def take(self, order: Order) -> Any:
-        """Take one step, on the caller's own thread or on that of another who goes at the same moment."""
-        if self._company is not None:
-            return self._company.take(self.commands.parts(order))
-        server = self.routes.guess(key_of(order))
+        """Take one step, on the caller's own thread."""
+        server = self.routes.only or self.routes.guess(key_of(order))
         if server is None:
             return NO_WAY
         try:
-            (answer,) = self._pool.ask(server, (self.commands.of(order), 1))
+            return self._pool.to(server).ask(self.commands.of(order))
         except StoreUnavailable:
             self.routes.forget()
             raise
-        return answer
 
     async def exchange(self, requests: Requests) -> Answers:
         """Ask servers, all at once."""
@@ -134,7 +131,7 @@ class RedisStore(Verbs):
 
     async def listen(self, server: Address, channel: bytes, request: bytes, seconds: float) -> Any:
         """Wait to be told, on the caller's own thread."""
-        return self._pool.watch(server, channel, request, seconds)
+        return self._pool.to(server).watch(channel, request, seconds)
 
     def for_asyncio(self) -> Store:
         """The same verbs for event loops."""
@@ -174,7 +171,6 @@ class RedisStore(Verbs):
 
     def _start(self) -> None:
         self._pool = Pool(self._target)
-        self._company = None if self.routes.only is None else Company(self._pool, self.routes.only)
         self._lines: dict[asyncio.AbstractEventLoop, Lines] = {}
         if self._closed:
             self._pool.close()
