@@ -9,7 +9,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._blocking import Gathered
+from ._blocking import Gathered, Job
 from .errors import LeaseLost, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Asyncio:
                 await asyncio.wait([task])
         return task.result()
 
-    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
+    async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
         side = SideBySide(jobs, limit)
         interrupted = await side.run()
@@ -89,13 +89,13 @@ class SideBySide(Generic[T]):
     of one is a context, so that no other sees what it sets, and that it has inside of any task.
     """
 
-    def __init__(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> None:
+    def __init__(self, jobs: Sequence[Job[T]], limit: int) -> None:
         self._loop, self._context = asyncio.get_running_loop(), copy_context()
         self._todo, self._limit = deque(enumerate(jobs)), limit
         self._lines: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] | None = None
         self.results: list[T | None] = [None] * len(jobs)
-        """What each job returned, in order; None where it never began, or was cancelled."""
+        """What each job had to give, in order; None where it never began, or was cancelled."""
         self.error: BaseException | None = None
         """What the first job raised that raised something."""
 
@@ -140,17 +140,21 @@ class SideBySide(Generic[T]):
         turn_ends = loop.time() + LONGEST_TURN
         while self._todo and not line.cancelling():
             place, job = self._todo.popleft()
-            apart = Apart(job(), self._context.copy())
+            context, has_waited = self._context.copy(), False
             try:
-                self.results[place] = await apart
+                waits = context.run(job)
+                if waits is not None:
+                    apart = Apart(waits, context)
+                    self.results[place] = await apart
+                    has_waited = apart.has_waited
             except asyncio.CancelledError:
                 continue
             except Exception as error:
                 self.error = self.error or error
             now = loop.time()
-            if apart.has_waited or now >= turn_ends:
+            if has_waited or now >= turn_ends:
                 turn_ends = now + LONGEST_TURN
-                if not apart.has_waited:
+                if not has_waited:
                     await asyncio.sleep(0)
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Job = Callable[[], Coroutine[Any, Any, T] | None]
+"""Does its work at once, or gives a coroutine that does and has a result. Each has a context of its own."""
 Gathered = tuple[list[T | None], BaseException | None]
 """Results in order (None: never begun), and what interrupted the caller meanwhile."""
 
@@ -88,7 +90,7 @@ class Blocking:
         """Nobody is cancelled here."""
         return await work
 
-    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
+    async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, this thread among them; results in order.
 
         Quick jobs are done here before another thread has begun; slow ones bring in one thread after the other.
@@ -103,7 +105,10 @@ class Blocking:
             with suppress(IndexError):  # nothing left to do
                 while True:
                     place, job = todo.popleft()
-                    results[place] = context.copy().run(run, job())
+                    own = context.copy()
+                    waits = own.run(job)
+                    if waits is not None:
+                        results[place] = own.run(run, waits)
 
         def call_for_help(helper: Callable[..., None]) -> None:
             if todo and next(workers) <= limit:

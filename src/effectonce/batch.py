@@ -71,7 +71,9 @@ class _Piece:
     ) -> None:
         self.flow, self.colour, self.slots = flow, colour, slots
         self.handler, self.concurrency = handler, concurrency
+        self.is_awaited = colour.awaits and inspect.iscoroutinefunction(handler)
         self.outcomes: dict[int, Outcome[Any]] = {}
+        self.ran: dict[int, _Ran] = {}
         self.interrupted: BaseException | None = None  # heard at the end, when all that ran is recorded
 
     async def run(self) -> list[Outcome[Any]]:
@@ -149,38 +151,54 @@ class _Piece:
 
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
         jobs = [partial(self._job, index, opened) for index in opened]
-        results, interrupted = await self.colour.gather(jobs, self.concurrency)
+        _, interrupted = await self.colour.gather(jobs, self.concurrency)
         self.interrupted = interrupted or self.interrupted
-        ran: dict[int, _Ran] = {}
-        for (index, attempt), result in zip(opened.items(), results, strict=True):
-            if type(result) is _Ran:
-                ran[index] = result
-            elif type(result) is Outcome:
-                self.outcomes[index] = result
-            elif attempt is not None:  # its handler never began
-                self.flow.close(attempt, None)
+        for index, attempt in opened.items():
+            if attempt is not None and index not in self.ran and index not in self.outcomes:
+                self.flow.close(attempt, None)  # its handler never began
                 await self.flow.withdraw(self.colour, attempt.claim)
-        await self._record(ran)
+        await self._record()
 
-    async def _job(self, index: int, opened: dict[int, Attempt | None]) -> _Ran | Outcome[Any] | None:
-        call, args = self.slots[index]
+    def _job(self, index: int, opened: dict[int, Attempt | None]) -> Coroutine[Any, Any, None] | None:
+        """Run a handler and write down what became of it, or give what has to be awaited for that."""
         attempt = opened[index]
-        if attempt is not None and attempt.lost:  # its turn came after its lease
-            self.flow.close(attempt, None)
-            attempt = opened[index] = None
-        if attempt is None:
-            return await self._alone(self.flow.run(self.colour, call, self.handler, args, {}), own=True)
+        if attempt is None or attempt.lost:
+            return self._by_itself(index, opened)
+        if self.is_awaited:
+            return self._attended(index, attempt)
         token = CURRENT.set(attempt)
         attempt.line = get_ident()
         try:
-            value = self.handler(*args)
+            value = self.handler(*self.slots[index][1])
             if type(value) is CoroutineType or (self.colour.awaits and inspect.isawaitable(value)):
-                value = await self.colour.attend(attempt, value)
-            return make(_Ran, (attempt, value, None))
+                return self._attended(index, attempt, value)
+            self.ran[index] = make(_Ran, (attempt, value, None))
         except BaseException as error:
-            return _Ran(attempt, None, error)
+            self.ran[index] = _Ran(attempt, None, error)
         finally:
             CURRENT.reset(token)
+        return None
+
+    async def _attended(self, index: int, attempt: Attempt, waits: Awaitable[Any] | None = None) -> None:
+        token = CURRENT.set(attempt)
+        try:
+            waits = self.handler(*self.slots[index][1]) if waits is None else waits
+            value = await self.colour.attend(attempt, waits)
+            self.ran[index] = make(_Ran, (attempt, value, None))
+        except BaseException as error:
+            self.ran[index] = _Ran(attempt, None, error)
+        finally:
+            CURRENT.reset(token)
+
+    async def _by_itself(self, index: int, opened: dict[int, Attempt | None]) -> None:
+        """Have a message go its own way: it was not claimed with the others, or its turn came after its lease."""
+        (call, args), attempt = self.slots[index], opened[index]
+        if attempt is not None:
+            self.flow.close(attempt, None)
+            opened[index] = None
+        outcome = await self._alone(self.flow.run(self.colour, call, self.handler, args, {}), own=True)
+        if outcome is not None:
+            self.outcomes[index] = outcome
 
     async def _alone(self, flow: Coroutine[Any, Any, Outcome[Any]], *, own: bool) -> Outcome[Any] | None:
         """The outcome of one message that goes its own way; what interrupts it interrupts the batch, later.
@@ -197,8 +215,8 @@ class _Piece:
             self.interrupted = self.interrupted or error
             return None
 
-    async def _record(self, ran: dict[int, _Ran]) -> None:
-        endings: dict[int, Completion] = {}
+    async def _record(self) -> None:
+        ran, endings = self.ran, dict[int, Completion]()
         for index, (attempt, value, error) in ran.items():
             call = self.slots[index][0]
             attempt.ending = True

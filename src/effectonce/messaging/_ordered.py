@@ -8,6 +8,7 @@ unbegun, without an attempt being counted. Messages without a group are jobs of 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from .._attempt import Attempt
 from .._flow import Colour, Flow, insist
 from .._messages import Outcome
 from .._records import Completion, State
-from ..batch import Slot, _Piece, _Ran, run_batch
+from ..batch import Slot, _Piece, run_batch
 from ._delivery import DONE, DeadLetter, Delivery, Held
 
 if TYPE_CHECKING:
@@ -84,35 +85,25 @@ class _Grouped(_Piece):
         for index, group in enumerate(self.groups):
             if index in opened or index in self.outcomes:
                 members.setdefault(group, []).append(index)
-        jobs = [lambda group=group: self._group(group, opened) for group in members.values()]
-        results, interrupted = await self.colour.gather(jobs, self.concurrency)
+        jobs = [partial(self._group, group, opened) for group in members.values()]
+        _, interrupted = await self.colour.gather(jobs, self.concurrency)
         self.interrupted = interrupted or self.interrupted
-        ran: dict[int, _Ran] = {}
-        for result in results:
-            ran |= result or {}
-        held = {
-            index: each for index, each in opened.items() if index not in ran and index not in self.outcomes
-        }
-        await self._give_back(held)
-        await self._record(ran)
+        done = self.ran.keys() | self.outcomes.keys()
+        await self._give_back({index: each for index, each in opened.items() if index not in done})
+        await self._record()
 
-    async def _group(self, indexes: list[int], opened: dict[int, Attempt | None]) -> dict[int, _Ran]:
+    async def _group(self, indexes: list[int], opened: dict[int, Attempt | None]) -> None:
         """Run a group up to the first message that has no result."""
-        ran: dict[int, _Ran] = {}
         for index in indexes:
-            if index not in self.outcomes:
-                result = await self._job(index, opened)
-                if isinstance(result, _Ran):
-                    ran[index] = result
-                    if result.error is not None:
-                        break
-                    continue
-                if result is None:
-                    break
-                self.outcomes[index] = result
-            if self.outcomes[index].status not in DONE:
-                break
-        return ran
+            if index not in self.outcomes and (waits := self._job(index, opened)) is not None:
+                await waits
+            if not self._has_result(index):
+                return
+
+    def _has_result(self, index: int) -> bool:
+        if (ran := self.ran.get(index)) is not None:
+            return ran.error is None
+        return index in self.outcomes and self.outcomes[index].status in DONE
 
     async def _give_back(self, held: dict[int, Attempt | None]) -> None:
         """Release what never began, in one round trip. Where that can't be done, leases end it."""
