@@ -1,4 +1,4 @@
-"""Sessions in Redis or Valkey, also in a cluster: one hash for each session, one EVALSHA for each verb.
+"""Sessions in Redis or Valkey, also in a cluster: one hash for each session, one EVALSHA for the verbs of a moment.
 
 The server's clock decides, and its expiry collects: a session's hash lives as long as its lease. What is neither new
 nor known goes on as a conversation, like that of every store on a server, and the protocol decides between its steps.
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from .._records import Claim, Completion, Decision, Record, State, make
 from ..errors import StoreUnavailable, UsageError
-from ..stores._redis_commands import command
+from ..stores._redis_commands import Parts, Shape, arguments, command
 from ..stores._redis_routes import Dialogue, Routes
 from ..stores._redis_verbs import Verbs
 from ..stores._steps import DONE, Add, Added, End, Found, Step, SteppingStore, Swap
@@ -26,17 +26,18 @@ from ._store import SessionStore
 
 T = TypeVar("T")
 
-SCRIPTS: Final = ("claim", "end", "swap", "read", "contact")
+SCRIPTS: Final = {"claim": 7, "end": 6, "swap": 3, "read": 1, "contact": 4}
+"""And how many arguments each of their steps has."""
 ANSWER, SESSION, LOW = Struct(">Bd"), Struct(">dddd"), Struct(">d")
 REQUEST: Final = Struct(">BBIIdBHB")
 ENDED: Final = (State.COMPLETED, State.FAILED)
 
 
 class Order(NamedTuple):
-    """A command about a session."""
+    """A step about a session, in the pieces that travel in one command with those of others."""
 
     key: str
-    data: bytes
+    parts: Parts
 
 
 class Commands:
@@ -45,24 +46,28 @@ class Commands:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         folder = Path(__file__).parent / "lua"
-        opening = (folder / "opening.lua").read_bytes()
-        texts = {name: opening + (folder / f"{name}.lua").read_bytes() for name in SCRIPTS}
+        texts = {
+            name: b"".join([(folder / f"{part}.lua").read_bytes() for part in ("opening", name, "closing")])
+            for name in SCRIPTS
+        }
         self.load = [command(b"SCRIPT", b"LOAD", text) for text in texts.values()]
-        self._names = {
-            name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in texts.items()
+        self._shapes = {
+            name: Shape(sha1(text, usedforsecurity=False).hexdigest().encode(), SCRIPTS[name])
+            for name, text in texts.items()
         }
 
     def name(self, session: str) -> bytes:
         """What a session's key is called in Redis."""
         return self._store.commands.name(f"session:{session}")
 
-    def order(self, script: str, session: str, *arguments: bytes) -> Order:
-        """The command that runs a script for a session."""
-        return Order(session, command(b"EVALSHA", self._names[script], b"1", self.name(session), *arguments))
+    def order(self, script: str, session: str, *texts: bytes) -> Order:
+        """What a script is to do for a session."""
+        return Order(session, (self._shapes[script], self.name(session), arguments(*texts)))
 
     def of(self, order: Order) -> bytes:
-        """A command as it is sent."""
-        return order.data
+        """The command that does it alone."""
+        shape, name, argument = order.parts
+        return shape.command(name, argument)
 
 
 class RedisSessions(SteppingStore, SessionStore):
@@ -127,14 +132,18 @@ class RedisSessions(SteppingStore, SessionStore):
         return await self._hold(self._routes.delivering(cast("Any", orders)))
 
     async def _straight(self, order: Order) -> Any:
+        """What its server says, by the way that the store's own steps go: together with others of the same moment."""
         server = self._routes.guess(order.key)
         if server is None:
             return None
+        is_alone = self._routes.only is None  # in a cluster a command may name keys of one slot only
         try:
             if self._verbs.suspends:
                 link = self._store.lines().links.get(server)
-                return None if link is None else await link.ask(order.data)
-            return self._store._pool.to(server).ask(order.data)
+                if link is None:
+                    return None
+                return await (link.ask(self._commands.of(order)) if is_alone else link.take(order.parts))
+            return self._store._pool.to(server).ask(self._commands.of(order))
         except StoreUnavailable:
             self._routes.forget()
             raise

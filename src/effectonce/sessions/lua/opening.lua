@@ -1,8 +1,9 @@
--- Every script about a session begins so. KEYS[1] is a hash: the session itself under 's' (epoch, low, lease, lease_until),
+-- Every script about sessions begins so, says in step() what to do with one, and does it with each. `key` is a hash: the session itself under 's' (epoch, low, lease, lease_until),
 -- each request under its number (state, once, attempts, fence, lease_until, sizes; owner, fingerprint, result), and under
 -- 'p' the numbers below the mark that could not leave with it, because they ran or were in doubt.
 -- An answer is a code and the clock: 0 done, 1 what is there, 2 no such session, or another epoch's, 3 below the mark.
-local key = KEYS[1]
+-- The arguments of each session's step stand together: ARGV[at + 1] is the first.
+local key, at
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 

@@ -1,2 +1,4 @@
 -- Read a request. Argument: number.
-return answer(1, redis.call('HGET', key, ARGV[1]))
+local function step()
+  return answer(1, redis.call('HGET', key, ARGV[at + 1]))
+end
