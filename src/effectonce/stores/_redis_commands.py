@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from hashlib import sha1
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -116,31 +117,21 @@ class Bundle(Generic[W]):
         return self._shape.commands(self.names, self.arguments)
 
 
-class Bundles(Generic[W]):
-    """Puts steps into as few bundles as there can be."""
-
-    __slots__ = ("_open", "all")
-
-    def __init__(self) -> None:
-        self.all: list[Bundle[W]] = []
-        self._open: dict[Shape, Bundle[W]] = {}
-
-    def add(self, parts: Parts, who: W) -> None:
-        """Have a step sent."""
-        shape, name, argument = parts
-        bundle = self._open.get(shape)
+def bundled(steps: Iterable[Parts], whose: Iterable[W]) -> list[Bundle[W]]:
+    """Put steps into as few bundles as there can be."""
+    bundles: list[Bundle[W]] = []
+    unfilled: dict[Shape, Bundle[W]] = {}
+    for (shape, name, argument), who in zip(steps, whose, strict=False):
+        bundle = unfilled.get(shape)
         if bundle is None or len(argument) > LARGEST or len(bundle.whose) >= MOST:
-            bundle = self._new(shape, len(argument))
+            bundle = Bundle(shape)
+            bundles.append(bundle)
+            if len(argument) <= LARGEST:
+                unfilled[shape] = bundle
         bundle.names.append(name)
         bundle.arguments.append(argument)
         bundle.whose.append(who)
-
-    def _new(self, shape: Shape, size: int) -> Bundle[W]:
-        bundle = Bundle[W](shape)
-        self.all.append(bundle)
-        if size <= LARGEST:
-            self._open[shape] = bundle
-        return bundle
+    return bundles
 
 
 class Commands:
@@ -181,10 +172,7 @@ class Commands:
 
     def bundled(self, orders: Iterable[Order]) -> list[Bundle[int]]:
         """The commands that take many steps; each of them belongs to who has its number."""
-        bundles, kinds = Bundles[int](), self._kinds
-        for number, order in enumerate(orders):
-            bundles.add(kinds[type(order)](order), number)
-        return bundles.all
+        return bundled(map(self.parts, orders), count())
 
     def watching(self, record: Record) -> bytes:
         """The command that asks to be told when a held record changes."""
@@ -232,7 +220,7 @@ def key_of(order: Order) -> str:
 
 def answers(reply: Any, count: int) -> list[Answer]:
     """The answer to each step of a bundle, from the server's reply to its command."""
-    return cast("list[Answer]", reply if type(reply) is list else [reply] * count)
+    return reply if type(reply) is list else [reply] * count
 
 
 def understood(order: Order, answer: Any) -> Any:

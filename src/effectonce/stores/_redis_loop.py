@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from ..errors import StoreError, StoreUnavailable
-from ._redis_commands import Bundles, Parts, answers, command
+from ._redis_commands import Answer, Parts, answers, bundled, command
 from ._redis_wire import (
     HANG_UP,
     MORE,
@@ -30,8 +30,9 @@ from ._redis_wire import (
     new_reader,
     unreachable,
 )
+from ._waiters import Waiter, answer_all
 
-Waiting = asyncio.Future[Any]
+Waiting = asyncio.Future[Any] | Waiter[Any]
 ONE = 0
 """Stands for the number of replies when there is one and it is to come alone, not in a list."""
 TOLD = -1
@@ -40,22 +41,26 @@ CONFIRMED = -2
 """Marks the one reply to WAIT."""
 BUNDLE = -3
 """Stands for the number of replies when there is one, for all who share a bundle of steps."""
+ROOM = 65_536
+"""Bytes that are taken in at once. A connection has its own: a new piece of memory for every read would cost more."""
 MOST_AT_ONCE = 32
 """Steps in one write: the server works on them while this process still makes the others of a crowd."""
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.BufferedProtocol):
     """A connection that all callers of one event loop share. ``links`` has it as long as it is open."""
 
     def __init__(self, target: Target, address: Address, links: dict[Address, Link]) -> None:
         self._target, self._address, self._links = target, address, links
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._reader = new_reader()
+        self._room = bytearray(ROOM)
         self._transport: asyncio.Transport | None = None
-        self._outbox: list[tuple[bytes, list[Waiting], int]] = []
-        self._bundles = Bundles[Waiting]()
-        self._steps = 0
-        self._sent: deque[tuple[list[Waiting], int, float]] = deque()
+        self.is_open = False
+        self._outbox: list[tuple[bytes, Sequence[Waiting], int]] = []
+        self._steps: list[Parts] = []
+        self._waiters: list[Waiter[Answer]] = []
+        self._sent: deque[tuple[Sequence[Waiting], int, float]] = deque()
         self._replies: list[Any] = []
         self._unconfirmed: list[tuple[Waiting, Any]] = []
         self._wait = b""
@@ -72,34 +77,36 @@ class Link(asyncio.Protocol):
             raise ConnectionError("the server closed the connection")
         self._wait = self._target.waiting
         self._links[self._address] = self
+        self.is_open = True
 
-    def ask(self, data: bytes, count: int = ONE) -> Waiting:
+    def ask(self, data: bytes, count: int = ONE) -> asyncio.Future[Any]:
         """Have commands sent at the end of this turn of the loop."""
-        future = self._loop.create_future()
+        future = self.loop.create_future()
         self._post(data, [future], count)
         return future
 
-    def take(self, parts: Parts) -> Waiting:
+    def take(self, parts: Parts) -> Waiter[Answer]:
         """Have a step taken together with others of this turn of the loop, or as soon as they are many."""
-        future = self._loop.create_future()
         if self._transport is None:
-            future.set_exception(unreachable(self._target, self._address, None))
-            return future
-        if not self._steps:
-            self._loop.call_soon(self._flush)
-        self._bundles.add(parts, future)
-        self._steps += 1
-        if self._steps >= MOST_AT_ONCE:
+            raise unreachable(self._target, self._address, None)
+        waiter: Waiter[Answer] = Waiter(self.loop)
+        steps = self._steps
+        steps.append(parts)
+        self._waiters.append(waiter)
+        count = len(steps)
+        if count >= MOST_AT_ONCE:
             self._flush()
-        return future
+        elif count == 1:
+            self.loop.call_soon(self._flush)
+        return waiter
 
-    def _post(self, data: bytes, whose: list[Waiting], count: int) -> None:
+    def _post(self, data: bytes, whose: Sequence[Waiting], count: int) -> None:
         if self._transport is None:
             for future in whose:
                 future.set_exception(unreachable(self._target, self._address, None))
             return
         if not self._outbox:
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         self._outbox.append((data, whose, count))
 
     async def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
@@ -107,9 +114,9 @@ class Link(asyncio.Protocol):
         if not self._can_tell:
             return None
         listeners = self._listeners.setdefault(channel, set())
-        end = self._loop.create_future()
+        end = self.loop.create_future()
         listeners.add(end)
-        timer = self._loop.call_later(seconds, _wake, end)
+        timer = self.loop.call_later(seconds, _wake, end)
         try:
             refusal, reply = await asyncio.gather(
                 self.ask(command(b"SUBSCRIBE", channel), TOLD), self.ask(request)
@@ -128,6 +135,7 @@ class Link(asyncio.Protocol):
         """End the connection at once, and tell who waits."""
         if self._links.get(self._address) is self:
             del self._links[self._address]
+        self.is_open = False
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -154,10 +162,15 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.hang_up(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
         gets, sent = self._reader.gets, self._sent
+        waiters: list[Waiter[Answer]] = []
+        their_answers: list[Answer] = []
         try:
-            self._reader.feed(data)
+            self._reader.feed(self._room, 0, nbytes)  # type: ignore[arg-type]  # it takes any buffer
             while (reply := gets()) is not MORE:
                 if type(reply) is PushNotification:
                     if reply[0] == b"message":
@@ -170,16 +183,20 @@ class Link(asyncio.Protocol):
                     if len(self._replies) < count:
                         continue
                     reply, self._replies = self._replies, []
-                sent.popleft()
                 replies = answers(reply, len(whose)) if count == BUNDLE else [reply] * len(whose)
+                sent.popleft()
                 if self._wait:
                     self._hold_back(whose, count, replies, reply)
-                    continue
-                for future, answer in zip(whose, replies, strict=True):
-                    if not future.done():
-                        future.set_result(answer)
+                elif count == BUNDLE:
+                    waiters += cast("list[Waiter[Answer]]", whose)
+                    their_answers += replies
+                else:
+                    for future in whose:
+                        if not future.done():
+                            future.set_result(reply)
         except ProtocolError as error:
             self.hang_up(error)
+        answer_all(waiters, their_answers)  # only now: whoever goes on may close this connection
 
     def _flush(self) -> None:
         """Send what this turn of the loop asked for."""
@@ -190,34 +207,35 @@ class Link(asyncio.Protocol):
         if self._wait:
             outbox.append((self._wait, [], CONFIRMED))
         self._outbox = []
-        now = self._loop.time()
+        now = self.loop.time()
         self._sent.extend([(whose, count, now) for _, whose, count in outbox])
         transport.write(b"".join([data for data, _, _ in outbox]))
         if self._timer is None:
-            self._timer = self._loop.call_later(self._target.timeout, self._look)
+            self._timer = self.loop.call_later(self._target.timeout, self._look)
 
     def _pack(self) -> None:
         """Make commands of the steps."""
         if self._steps:
-            self._outbox += [(bundle.command, bundle.whose, BUNDLE) for bundle in self._bundles.all]
-            self._bundles, self._steps = Bundles(), 0
+            bundles = bundled(self._steps, self._waiters)
+            self._outbox += [(bundle.command, bundle.whose, BUNDLE) for bundle in bundles]
+            self._steps, self._waiters = [], []
 
     def _look(self) -> None:
         """See whether somebody has waited too long: then nobody can tell what the next reply belongs to."""
         self._timer = None
         if not self._sent:
             return
-        left = self._sent[0][2] + self._target.timeout - self._loop.time()
+        left = self._sent[0][2] + self._target.timeout - self.loop.time()
         if left <= 0:
             self.hang_up(TimeoutError())
         else:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self.loop.call_later(left, self._look)
 
     def _tell(self, channel: bytes) -> None:
         for listener in self._listeners.get(channel, ()):
             _wake(listener)
 
-    def _hold_back(self, whose: list[Waiting], count: int, replies: Iterable[Any], reply: Any) -> None:
+    def _hold_back(self, whose: Sequence[Waiting], count: int, replies: Sequence[Any], reply: Any) -> None:
         """Replies count when replicas have what was written, which the reply to WAIT tells for all before it."""
         self._unconfirmed += zip(whose, replies, strict=True)
         if count != CONFIRMED:
@@ -253,7 +271,7 @@ class Lines:
     async def exchange(self, requests: Requests) -> Answers:
         """Ask several servers at once."""
         answers: Answers = {}
-        asked: dict[Address, Waiting] = {}
+        asked: dict[Address, asyncio.Future[Any]] = {}
         try:
             for address, request in requests.items():
                 if request is HANG_UP:

@@ -172,6 +172,8 @@ class RedisStore(Verbs):
     def _start(self) -> None:
         self._pool = Pool(self._target)
         self._lines: dict[asyncio.AbstractEventLoop, Lines] = {}
+        self.latest: Link | None = None
+        """What a step was last sent by, where one server has all keys."""
         if self._closed:
             self._pool.close()
 
@@ -186,12 +188,16 @@ class OnLoops(Verbs):
 
     def take(self, order: Order) -> Awaitable[Any]:
         """Take one step, together with what others ask for in this turn of the loop."""
-        only = self.routes.only
-        link = self._store.lines().links.get(only or self.routes.guess(key_of(order)) or NOWHERE)
-        if link is None:
-            return self._take_anyhow(order)
-        if only is None:
-            return self._take_in_cluster(order, link)
+        link = self._store.latest
+        if link is None or link.loop is not asyncio.get_running_loop() or not link.is_open:
+            link = self._store.lines().links.get(
+                self.routes.only or self.routes.guess(key_of(order)) or NOWHERE
+            )
+            if link is None:
+                return self._take_anyhow(order)
+            if self.routes.only is None:
+                return self._take_in_cluster(order, link)
+            self._store.latest = link
         return link.take(self.commands.parts(order))
 
     async def _take_in_cluster(self, order: Order, link: Link) -> Any:

@@ -1,0 +1,81 @@
+"""Callers on an event loop who are answered together go on together, without a place of their own in the loop's queue.
+
+Whoever waits for one of asyncio's futures is put into the queue of its loop when the answer is there, and that costs
+more than taking in an answer which many share. A ``Waiter`` is what a task may wait for instead, by the protocol that
+asyncio has for other people's futures. ``answer_all`` has the tasks go on, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from contextvars import Context
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+WAITING: Any = object()
+"""In place of an answer: there is none yet."""
+
+
+class Waiter(Generic[T]):
+    """An answer that is to come. One task awaits it, at once and once."""
+
+    __slots__ = ("_answer", "_asyncio_future_blocking", "_context", "_error", "_loop", "_wake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._answer: T = WAITING
+        self._error: BaseException | None = None
+        self._asyncio_future_blocking = True
+
+    def done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self._answer is not WAITING or self._error is not None
+
+    def set_result(self, answer: T) -> None:
+        """Here is the answer: its task goes on at the next turn of the loop."""
+        self._answer = answer
+        self._loop.call_soon(self._wake, self, context=self._context)
+
+    def set_exception(self, error: BaseException) -> None:
+        """There won't be an answer."""
+        self._error = error
+        self._loop.call_soon(self._wake, self, context=self._context)
+
+    def __await__(self) -> Generator[Waiter[T], None, T]:
+        yield self
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    # What a task calls
+
+    def add_done_callback(self, wake: Callable[[Waiter[T]], object], *, context: Context) -> None:
+        """A task waits."""
+        self._wake, self._context = wake, context
+
+    def cancel(self, msg: object = None) -> bool:
+        """The task is cancelled; False if it is about to go on anyway."""
+        if self.done():
+            return False
+        self.set_exception(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+        return True
+
+    def result(self) -> None:
+        """What a task looks at when it is woken; it finds out the rest where it goes on."""
+
+
+def answer_all(waiters: Iterable[Waiter[T]], answers: Iterable[T]) -> None:
+    """Give each its answer and have its task go on, here and now. The loop has to call this, no task may."""
+    left = zip(waiters, answers, strict=True)
+    try:
+        for waiter, answer in left:
+            if waiter._answer is WAITING and waiter._error is None:
+                waiter._answer = answer
+                waiter._context.run(waiter._wake, waiter)
+    except BaseException:  # Ctrl-C in one of the tasks: the others have their answers all the same
+        for waiter, answer in left:
+            if not waiter.done():
+                waiter.set_result(answer)
+        raise
