@@ -24,7 +24,6 @@ from typing import Any, Unpack, cast
 from .._answers import call_of
 from .._attempt import Attempt
 from .._blocking import run
-from .._messages import Outcome
 from .._receiver import Receiver
 from ..errors import InProgress, UsageError
 from ..transactions import aretrying, is_retryable, retrying
@@ -34,7 +33,7 @@ from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._boundary import Boundary, Exchange, Wish, claimed_here, key_in, natural_key, unheard
-from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Header, Problem, Start, is_endless, sound, start_of
+from ._exchange import ANSWER, BODILESS, PUBLIC, Answer, Hasher, Header, Problem, Start, is_endless, sound, start_of
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._quota import Share
@@ -74,13 +73,13 @@ class AtomicExchange(Exchange):
             terms = terms.but(late="reject", dead_letter=None)
         name = self.boundary.prefix_of(self.scope) + self.key
         self.call = call_of(name, fingerprint, terms, ANSWER, may_create)
-        opened: Attempt | Outcome[Answer] | None = None
         try:
             opened = await self.flow.open(self.colour, self.call)
-        finally:
-            if not isinstance(opened, Attempt):
-                self._share.give_back()
+        except BaseException:
+            self._share.give_back()
+            raise
         if not isinstance(opened, Attempt):
+            self._share.give_back()
             return self._refusal(opened)
         self.attempt, self.wish = opened, Wish()
         return None
@@ -219,9 +218,9 @@ async def _collected(app: App, scope: Any, body: bytes) -> Answer:
             is_complete = not message.get("more_body", False)
 
     await app({**_without_extensions(scope)}, receive, send)
-    said = b"".join(pieces)
     if start is None or not is_complete:
         raise RuntimeError("The app returned without a complete response.")
+    said = b"" if status in BODILESS else b"".join(pieces)
     if start.length is not None and start.length != len(said):
         raise RuntimeError(f"The app said that it answers {start.length} bytes, and sent {len(said)}.")
     return Answer(status, start.headers, said)
