@@ -176,6 +176,25 @@ def test_an_answer_that_can_not_be_sent_is_not_recorded(messages: tuple[Any, ...
     assert handler.runs == 2
 
 
+@pytest.mark.parametrize("length", [[], [(b"Content-Length", b"4")]])
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_that_can_have_no_body_loses_the_one_it_has(status: int, length: list[Any]) -> None:
+    """``JSONResponse(None, 204)`` is a mistake that no server tells of: what it did is done, once. Nor is a length left
+    that server or client would wait for."""
+
+    async def story() -> None:
+        handler = Handler({**START, "status": status, "headers": [(b"x-kept", b"1"), *length]}, END)
+        app = covered(handler)
+        answers = [await ask(app) for _ in range(2)]
+        assert [(answer.status, answer.body) for answer in answers] == [(status, b"")] * 2
+        for answer in answers:
+            names = [name.lower() for name, _ in answer.messages[0]["headers"]]
+            assert b"x-kept" in names and b"content-length" not in names
+        assert (handler.runs, answers[1].replayed) == (1, True)
+
+    asyncio.run(story())
+
+
 def test_an_app_that_returns_without_a_response_has_failed() -> None:
     """Nothing was said, so a retry may run."""
     runs = 0

@@ -79,6 +79,11 @@ class Site:
             await connection().execute(f"INSERT INTO {place.effects} VALUES ('short')")
             return Response(b"cut", headers={"Content-Length": "9"})
 
+        @app.post("/empty")
+        async def empty() -> Response:
+            await connection().execute(f"INSERT INTO {place.effects} VALUES ('empty')")
+            return Response(b"null", 204)
+
         mounted = FastAPI()
         mounted.post("/wire")(pay)
         app.mount("/v2", mounted)
@@ -206,6 +211,17 @@ def test_half_an_answer_is_an_error(place: Place) -> None:
         with pytest.raises(RuntimeError, match="9 bytes, and sent 3"):
             await site.post("k", "", "/short")
         assert place.count("short") == 0
+
+    told(place, story)
+
+
+def test_an_answer_that_can_have_no_body_loses_the_one_it_has(place: Place) -> None:
+    """A 204 with a body is sent without, as servers do; what its handler did is committed."""
+
+    async def story(site: Site) -> None:
+        answers = [await site.post("k", "", "/empty") for _ in range(2)]
+        assert [(answer.status_code, answer.content) for answer in answers] == [(204, b"")] * 2
+        assert place.count("empty") == 1
 
     told(place, story)
 

@@ -211,7 +211,10 @@ def start_of(status: int, headers: Iterable[Header]) -> Start:
 @lru_cache(maxsize=128)
 def _start(status: int, headers: tuple[Header, ...]) -> Start:
     """Answers of one kind begin alike, so most beginnings have been looked at before."""
-    return Start(sound(headers), *outlook(status, headers))
+    kept = sound(headers)
+    if status in BODILESS:  # a length would have server and client wait for what isn't sent
+        kept = tuple([pair for pair in kept if pair[0].lower() != b"content-length"])
+    return Start(kept, *outlook(status, headers))
 
 
 def is_endless(headers: Iterable[Header]) -> bool:
