@@ -246,7 +246,9 @@ class Exchange:
     ) -> None:
         self.boundary, self.rules, self.colour = boundary, rules, colour
         self.flow = boundary.receiver.flow
-        self.key, self.scope, self._line = key, scope, line
+        self.key, self.scope = key, scope
+        self.marks: tuple[Header, ...] = (rules.header_name, quoted(key, line)), rules.exposed
+        """The headers that say which key an answer belongs to."""
 
     @property
     def quota(self) -> Quota:
@@ -445,11 +447,6 @@ class Exchange:
         """An answer with the key it belongs to."""
         status, headers, body = answer
         return make(Answer, (status, [*headers, *self.marks], body))
-
-    @property
-    def marks(self) -> tuple[Header, ...]:
-        """The headers that say which key an answer belongs to."""
-        return (self.rules.header_name, quoted(self.key, self._line)), self.rules.exposed
 
     def _failure(self, status: int) -> Exception | None:
         """What an answer's status stands for, where the flow wants a handler's exception; None for a result."""

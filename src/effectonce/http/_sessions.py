@@ -50,6 +50,8 @@ class SessionExchange(Exchange):
     ) -> None:
         super().__init__(boundary, rules, colour, str(request.number), scope)
         self.flow, self._request, self._sessions = sessions.receiver.flow, request, sessions
+        exposed = f"{NUMBER}, {rules.replayed_header}".encode()
+        self.marks = (NUMBER.lower().encode(), self.key.encode()), (b"access-control-expose-headers", exposed)
 
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the number: the answer to give at once, or None if the handler has to run."""
@@ -66,12 +68,6 @@ class SessionExchange(Exchange):
             return self.given(opened)
         self.attempt, self.wish = opened, Wish()
         return None
-
-    @property
-    def marks(self) -> tuple[Header, ...]:
-        """The headers that say which request an answer belongs to."""
-        exposed = f"{NUMBER}, {self.rules.replayed_header}".encode()
-        return (NUMBER.lower().encode(), self.key.encode()), (b"access-control-expose-headers", exposed)
 
 
 class SessionPath:

@@ -301,6 +301,9 @@ class _Covered:
         begun, exchange = self._start(), self.exchange  # in one piece, as most are: again written out
         answer = make(Answer, (begun.status, begun.headers, bytes(piece)))
         completion, colour = exchange.conclude(answer), exchange.colour
+        said = exchange.first(
+            answer
+        )  # made now: nothing is to keep those waiting whose answers are recorded at once
         if completion is None:
             instead = await exchange.record(answer)
         else:
@@ -311,7 +314,7 @@ class _Covered:
                 ending = error
             recorded = exchange.is_recorded(completion, ending)
             instead = None if recorded else await exchange.overruled(ending)
-        said = instead or exchange.first(answer)
+        said = instead or said
         self._ended = True
         if self._on_its_way is not None:
             self._on_its_way.set()
