@@ -54,7 +54,7 @@ class Link(asyncio.BufferedProtocol):
         self._target, self._address, self._links = target, address, links
         self.loop = asyncio.get_running_loop()
         self._reader = new_reader()
-        self._room = bytearray(ROOM)
+        self._room = memoryview(bytearray(ROOM))
         self._transport: asyncio.Transport | None = None
         self.is_open = False
         self._outbox: list[tuple[bytes, Sequence[Waiting], int]] = []
@@ -162,7 +162,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.hang_up(exc)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
