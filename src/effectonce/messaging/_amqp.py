@@ -14,6 +14,7 @@ from itertools import count
 from math import inf
 from typing import Any, Final
 
+from .._records import make
 from ._delivery import Delivery, candidates
 
 WAIT_SECONDS: Final = 1.0
@@ -34,11 +35,15 @@ def delivery_of(
 ) -> Delivery:
     """A delivery; quorum queues count, others only say that it is not the first."""
     found = headers or {}
-    usual = (("the property message_id", message_id), ("the header id", found.get("id")))
-    ids = candidates(wanted, handle, found.get, usual)
+    ids: tuple[tuple[str, object], ...] = (
+        ("the property message_id", message_id),
+        ("the header id", found.get("id")),
+    )
+    if wanted is not None:
+        ids = candidates(wanted, handle, found.get, ids)
     counted = found.get("x-delivery-count")
     times = counted + 1 if isinstance(counted, int) else 1 + redelivered
-    return Delivery(handle, queue, ids, body, len(body), timestamp, times)
+    return make(Delivery, (handle, queue, ids, body, len(body), timestamp, times, None, None))
 
 
 class Unsettled:

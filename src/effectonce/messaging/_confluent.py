@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._blocking import run
+from .._records import make
 from ..errors import MissingExtra, StoreUnavailable, UsageError
 from ._consumer import done
 from ._cursor import check_end
@@ -193,9 +194,9 @@ class Confluent:
     def _record(self, message: Any) -> Record:
         kind, milliseconds = message.timestamp()
         sent = None if kind == kafka.TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000
-        place = Place(message.topic(), message.partition())
+        place = make(Place, (message.topic(), message.partition()))
         headers = message.headers() or ()
-        return Record(place, message.offset(), message.key(), message.value(), headers, sent)
+        return make(Record, (place, message.offset(), message.key(), message.value(), headers, sent))
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         planned = plan(settled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from .._records import make
 from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place, parts
 
 WAIT_SECONDS: Final = 1.0
@@ -52,7 +53,7 @@ class Record(NamedTuple):
     def header(self, name: str) -> object:
         """The value of a header; one that comes twice is no text, and so no id."""
         found = [value for each, value in self.headers if each == name]
-        return found if len(found) > 1 else next(iter(found), None)
+        return found[0] if len(found) == 1 else found or None
 
 
 class Output(NamedTuple):
@@ -86,12 +87,12 @@ def is_refusal(error: Exception) -> bool:
 
 def delivery_of(record: Record, wanted: Any) -> Delivery:
     """A delivery. Kafka does not count them."""
-    place = record.place
-    usual = or_place("the header id", record.header("id"), place.partition, record.offset)
-    ids = candidates(wanted, record, record.header, usual)
-    size = len(record.value or b"")
-    at = (str(place), record.offset)
-    return Delivery(record, place.topic, ids, record.value, size, record.timestamp, group=place, at=at)
+    place, offset, _, value, _, sent = record
+    ids = or_place("the header id", record.header("id"), place.partition, offset)
+    if wanted is not None:
+        ids = candidates(wanted, record, record.header, ids)
+    at, size = (str(place), offset), len(value or b"")
+    return make(Delivery, (record, place.topic, ids, value, size, sent, 1, place, at))
 
 
 def decoding(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:

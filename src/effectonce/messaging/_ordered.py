@@ -64,7 +64,7 @@ async def run_in_groups(
     concurrency: int,
 ) -> list[Outcome[Any]]:
     """Process messages in one piece; outcomes in order."""
-    if not any(group is not None for group in groups):
+    if groups.count(None) == len(groups):
         return await run_batch(flow, colour, slots, handler, size, concurrency)
     unnamed = count()
     named = [(next(unnamed),) if group is None else group for group in groups]

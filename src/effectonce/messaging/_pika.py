@@ -19,6 +19,7 @@ from pika.exceptions import (  # type: ignore[import-untyped]
     ProbableAuthenticationError,
 )
 
+from .._records import make
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
@@ -91,8 +92,8 @@ class Pika:
             channel.add_on_cancel_callback(lambda _: channel.close())
 
             def take(_: Any, *message: Any) -> None:
-                incoming.append(Incoming(*message))
-                unsettled.add(incoming[-1].method.delivery_tag)
+                incoming.append(make(Incoming, message))
+                unsettled.add(message[0].delivery_tag)
 
             channel.basic_consume(self._queue, take)
 

@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from .._records import make
 from ..errors import MissingExtra, StoreUnavailable, UsageError
 from . import _consumer
 from ._consumer import Options
@@ -41,12 +42,15 @@ if TYPE_CHECKING:
     from ._cursor_mode import Cursors
 
 MSG_ID = "Nats-Msg-Id"
+IN_HEADER = f"the header {MSG_ID}"
 WAIT_SECONDS = 1.0
 ACK_SECONDS = 5.0
 DEFAULT_ACK_WAIT = 30.0
 """JetStream's own."""
 REFUSALS = frozenset({10039, 10059, 10065, 10093})
 """JetStream's codes: not for this account; no such stream; a subject of another stream; one that is not of this."""
+PLAIN_REPLY = 9
+"""Parts of the subject to acknowledge to, which tells of a message, in a server that has no domain."""
 AROUND, ROOM_FOR_PART = 4, 128
 """Bytes of a header besides its name and value, and of what is told of a part besides."""
 
@@ -155,13 +159,12 @@ class _Stream:
         return [self._delivery(message) for message in messages]
 
     def _delivery(self, message: Msg) -> Delivery:
-        about, headers = message.metadata, message.headers or {}
-        place = (about.stream, about.sequence.stream)
-        usual = or_place(f"the header {MSG_ID}", headers.get(MSG_ID), *place)
-        ids = candidates(self.id, message, headers.get, usual)
-        sent, times = about.timestamp.timestamp(), about.num_delivered
-        size, number = len(message.data), about.sequence.stream
-        return Delivery(message, self._name, ids, message.data, size, sent, times, at=(self._name, number))
+        (stream, number, times, sent), headers = _told(message), message.headers or {}
+        ids = or_place(IN_HEADER, headers.get(MSG_ID), stream, number)
+        if self.id is not None:
+            ids = candidates(self.id, message, headers.get, ids)
+        body, name = message.data, self._name
+        return make(Delivery, (message, name, ids, body, len(body), sent, times, None, (name, number)))
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         assert self._confirmed is not None
@@ -188,6 +191,16 @@ class _Stream:
         confirmed, self._confirmed = self._confirmed, None
         if confirmed is not None:
             await confirmed.close()
+
+
+def _told(message: Msg) -> tuple[str, int, int, float]:
+    """The stream, the number there, how often it was delivered and when it was sent: ``metadata``, by a shorter way."""
+    parts = message.reply.split(".")
+    if len(parts) == PLAIN_REPLY:
+        _, _, stream, _, times, number, _, nanoseconds, _ = parts
+        return stream, int(number), int(times), int(nanoseconds) / 1e9
+    about = message.metadata
+    return about.stream, about.sequence.stream, about.num_delivered, about.timestamp.timestamp()
 
 
 async def put_aside(
