@@ -8,9 +8,11 @@ is. There is no task per caller: one task serves a lane for as long as there is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import ceil
 from typing import Generic, TypeVar, cast
+
+from ._waiters import WAITING, Waiter, answer_all
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -34,29 +36,30 @@ class Turns(Generic[S, R]):
     ) -> None:
         self._execute = execute
         self._lanes = lanes
+        self._loop = asyncio.get_running_loop()
         self._busy = 0
-        self._queue: list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]] = []
+        self._queue: list[tuple[Sequence[S], Waiter[Sequence[R | Exception]]]] = []
         self._flushing = False
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def submit(self, steps: Sequence[S]) -> Sequence[R]:
+    async def submit(self, steps: Sequence[S]) -> list[R]:
         """Have steps done. Cancelling the caller does not stop what others asked for."""
         replies = await self.answers(steps)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        return cast("Sequence[R]", replies)
+        return cast("list[R]", list(replies))
 
     def answers(self, steps: Sequence[S]) -> Awaitable[Sequence[R | Exception]]:
-        """The same, with an Exception in place of a reply: a future rather than a coroutine for who is in a crowd."""
+        """The same, with an Exception in place of a reply: no coroutine for who is in a crowd."""
         if not (self._busy or self._queue):
             self._busy = 1
             return self._go_alone(steps)
-        future: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
-        self._queue.append((steps, future))
+        waiter: Waiter[Sequence[R | Exception]] = Waiter(self._loop)
+        self._queue.append((steps, waiter))
         if not self._flushing and self._busy < self._lanes:
             self._flush_soon()
-        return future
+        return waiter
 
     async def _go_alone(self, steps: Sequence[S]) -> Sequence[R | Exception]:
         try:
@@ -69,20 +72,18 @@ class Turns(Generic[S, R]):
     def _flush_soon(self) -> None:
         """At the end of this turn of the loop, so that everyone who comes in it is there."""
         self._flushing = True
-        asyncio.get_running_loop().call_soon(self._flush)
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
         while self._queue and self._busy < self._lanes:
             share = max(FEW, ceil(len(self._queue) / (self._lanes - self._busy)))
             self._busy += 1
-            task = asyncio.get_running_loop().create_task(self._serve(self._next(share)))
+            task = self._loop.create_task(self._serve(self._next(share)))
             self._serving.add(task)  # a loop holds its tasks weakly
             task.add_done_callback(self._serving.discard)
 
-    def _next(
-        self, most: int = MOST_AT_ONCE
-    ) -> list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]]:
+    def _next(self, most: int = MOST_AT_ONCE) -> list[tuple[Sequence[S], Waiter[Sequence[R | Exception]]]]:
         """Those who share the next round trip; who was cancelled while waiting has asked for nothing."""
         size, count = 0, 0
         for steps, _ in self._queue[:most]:
@@ -91,9 +92,9 @@ class Turns(Generic[S, R]):
                 break
             count += 1
         batch, self._queue = self._queue[:count], self._queue[count:]
-        return [(steps, future) for steps, future in batch if not future.done()]
+        return [each for each in batch if each[1].answer is WAITING]
 
-    async def _serve(self, batch: list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]]) -> None:
+    async def _serve(self, batch: list[tuple[Sequence[S], Waiter[Sequence[R | Exception]]]]) -> None:
         """Serve a lane until nobody waits."""
         try:
             while batch:
@@ -105,25 +106,24 @@ class Turns(Generic[S, R]):
             if self._queue and not self._flushing:
                 self._flush_soon()
 
-    async def _round_trip(
-        self, batch: list[tuple[Sequence[S], asyncio.Future[Sequence[R | Exception]]]]
-    ) -> None:
+    async def _round_trip(self, batch: list[tuple[Sequence[S], Waiter[Sequence[R | Exception]]]]) -> None:
+        asked = [step for steps, _ in batch for step in steps]
         try:
-            replies = await self._execute([step for steps, _ in batch for step in steps])
+            replies = await self._execute(asked)
         except BaseException as error:
-            for _, future in batch:
-                if future.done():
+            for _, waiter in batch:
+                if waiter.done():
                     continue
                 if isinstance(error, Exception):
-                    future.set_exception(error)
+                    waiter.set_exception(error)
                 else:  # the loop is ending, and everyone on it
-                    future.cancel()
+                    waiter.cancel()
             if not isinstance(error, Exception):
                 raise
             return
-        start = 0
-        for steps, future in batch:
-            end = start + len(steps)
-            if not future.done():
-                future.set_result(replies[start:end])
-            start = end
+        waiters = [waiter for _, waiter in batch]
+        shares: Iterable[Sequence[R | Exception]] = zip(replies, strict=False)
+        if len(asked) > len(batch):
+            following = iter(replies)
+            shares = [[next(following) for _ in steps] for steps, _ in batch]
+        self._loop.call_soon(answer_all, waiters, shares)

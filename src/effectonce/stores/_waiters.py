@@ -16,38 +16,40 @@ T = TypeVar("T")
 
 WAITING: Any = object()
 """In place of an answer: there is none yet."""
+NONE: Any = object()
+"""In place of an answer: there won't be one."""
 
 
 class Waiter(Generic[T]):
     """An answer that is to come. One task awaits it, at once and once."""
 
-    __slots__ = ("_answer", "_asyncio_future_blocking", "_context", "_error", "_loop", "_wake")
+    __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_loop", "_wake", "answer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._answer: T = WAITING
+        self.answer: T = WAITING
         self._error: BaseException | None = None
         self._asyncio_future_blocking = True
 
     def done(self) -> bool:
         """Whether nothing is left to wait for."""
-        return self._answer is not WAITING or self._error is not None
+        return self.answer is not WAITING
 
     def set_result(self, answer: T) -> None:
         """Here is the answer: its task goes on at the next turn of the loop."""
-        self._answer = answer
+        self.answer = answer
         self._loop.call_soon(self._wake, self, context=self._context)
 
     def set_exception(self, error: BaseException) -> None:
         """There won't be an answer."""
-        self._error = error
+        self.answer, self._error = NONE, error
         self._loop.call_soon(self._wake, self, context=self._context)
 
     def __await__(self) -> Generator[Waiter[T], None, T]:
         yield self
         if self._error is not None:
             raise self._error
-        return self._answer
+        return self.answer
 
     # What a task calls
 
@@ -71,8 +73,8 @@ def answer_all(waiters: Iterable[Waiter[T]], answers: Iterable[T]) -> None:
     left = zip(waiters, answers, strict=True)
     try:
         for waiter, answer in left:
-            if waiter._answer is WAITING and waiter._error is None:
-                waiter._answer = answer
+            if waiter.answer is WAITING:
+                waiter.answer = answer
                 waiter._context.run(waiter._wake, waiter)
     except BaseException:  # Ctrl-C in one of the tasks: the others have their answers all the same
         for waiter, answer in left:

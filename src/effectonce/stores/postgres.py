@@ -251,7 +251,7 @@ class _OnLoops(Verbs):
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done, together with those of everyone who waits on this loop."""
-        return cast("list[Any]", await self.here().turns.submit(steps))
+        return await self.here().turns.submit(steps)
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
