@@ -201,6 +201,12 @@ class Attempt:
         """Whether this is not where the handler runs, but a task or a thread that it has started."""
         return self.line not in (get_ident(), here())
 
+    @property
+    def is_stranded(self) -> bool:
+        """Whether its handler waits on an event loop that was closed meanwhile, and so will never go on."""
+        loop_of = getattr(self.line, "get_loop", None)  # a thread's number has none
+        return loop_of is not None and loop_of().is_closed()
+
     def lose(self) -> None:
         """Tell the handler that its lease is gone."""
         if not self._lost:

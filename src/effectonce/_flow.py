@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import _answers as answers
 from ._answers import Call
-from ._attempt import CURRENT, RENEW_SHARE, Attempt, Unprotected
+from ._attempt import CURRENT, RENEW_SHARE, Attempt, Unprotected, take_back
 from ._blocking import Gathered, Job
 from ._cache import Cache
 from ._keeper import ENDED, Keeper
@@ -120,7 +120,7 @@ class Flow:
                 if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
                     value = await colour.attend(attempt, value)
             except BaseException as error:
-                CURRENT.reset(token)
+                take_back(CURRENT, token)
                 return await self.fail(colour, call, attempt, error)
             CURRENT.reset(token)
             if type(attempt) is not Attempt:

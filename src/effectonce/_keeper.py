@@ -74,6 +74,10 @@ class Keeper:
             if attempt.unrecorded is not None and now >= attempt.renew_at:
                 await self._record(store, attempt, now)
         due = [a for a in attempts if a.unrecorded is None and now >= a.renew_at]
+        for attempt in due:
+            if attempt.is_stranded:
+                self._strand(attempt)
+        due = [a for a in due if not a.ended]
         if due:
             await self._renew(store, due, now)
         return min((attempt.renew_at for attempt in list(self.live.values())), default=inf)
@@ -137,6 +141,11 @@ class Keeper:
             self.lose(attempt, why)
         else:
             attempt.postpone(now + pause)
+
+    def _strand(self, attempt: Attempt) -> None:
+        """Nobody brings this to its end any more: its lease does, and whoever waits for it asks the store."""
+        self.lose(attempt, "its event loop was closed")
+        attempt.end(None)
 
     def lose(self, attempt: Attempt, why: str) -> None:
         """The claim is no longer held: tell everybody."""

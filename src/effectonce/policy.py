@@ -36,7 +36,10 @@ class Resolution(NamedTuple):
 
     @classmethod
     def failed(cls, error: BaseException) -> Resolution:
-        """The effect was refused for good; every repeat gets ``error``."""
+        """The effect was refused for good; every repeat gets ``error``.
+
+        It comes back with its type where ``remember=`` lists that, elsewhere as a ``RememberedError`` with its text.
+        """
         return cls("failed", error)
 
     @classmethod
@@ -69,7 +72,8 @@ class Policy:
     wait          how long "wait" and "join" wait at most; by default the lease and a little more
     remember      exception types that are a result: every repeat gets the same error
     in_doubt      exception types after which nobody knows what happened, such as a time-out
-    on_crash      "retry": the next delivery takes over; "in_doubt": it waits for a prober or a person
+    on_crash      an attempt that ended without a word, by a crash, Ctrl-C or cancellation. "retry": the next delivery
+                  takes over when its lease is over; "in_doubt": it waits for a prober or a person
     max_attempts  after so many attempts the key fails for good; None is no limit
     late          a message older than ``keep`` that the store doesn't know: "reject", "process" or "dead_letter"
     dead_letter   called with the key and the reason, for late messages and used-up attempts
@@ -204,6 +208,13 @@ def _types(name: str, types: Any) -> ExceptionTypes:
         isinstance(t, type) and issubclass(t, BaseException) for t in listed
     ):
         raise UsageError(f"{name}={types!r} must be a tuple of exception types, such as (CardDeclined,).")
+    for kind in listed:
+        if not issubclass(kind, Exception):  # it would never be heard of, and the key be run again
+            raise UsageError(
+                f"{name}= lists {kind.__name__}, which is no Exception: such a thing stops a handler from outside, as "
+                "Ctrl-C and cancellation do, and is never its answer. Its key is left to its lease; where it must not "
+                'be run again after that, say on_crash="in_doubt".'
+            )
     return listed
 
 

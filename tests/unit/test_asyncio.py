@@ -267,7 +267,7 @@ def test_a_handler_that_ends_its_own_task_is_cancelled(receiving: Receiver, stag
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(receiving.aprocess(EVENT, handler, policy=Policy(remember=BaseException)))
+        asyncio.run(receiving.aprocess(EVENT, handler, policy=Policy(remember=Exception)))
     assert states(staged) == ["PENDING"]
 
 

@@ -210,6 +210,40 @@ def test_a_handler_that_asks_stops_before_the_next_effect(clock: ManualClock, co
     assert taken_over.attempt == 2
 
 
+async def handles(receiver: Receiver) -> None:
+    await receiver.aprocess(EVENT, lambda _: asyncio.Event().wait())
+
+
+async def holds(receiver: Receiver) -> None:
+    async with receiver.claim("e-1", operation="message"):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("work", [handles, holds])
+def test_a_closed_loop_holds_no_key_for_ever(
+    clock: ManualClock, store: StagedStore, told: Told, work: Callable[[Receiver], Any]
+) -> None:
+    """A handler whose loop was closed under it never goes on: its lease is kept no longer, and the next takes over."""
+    receiver = by_hand(Receiver(store, monotonic=clock, hooks=[told]))
+    loop = asyncio.new_event_loop()
+    stranded = loop.create_task(work(receiver))
+    loop.run_until_complete(asyncio.sleep(0))
+    (attempt,) = receiver._keeper.live.values()
+    clock.advance(60)
+    run(receiver._keeper.tick(store, clock()))
+    assert not attempt.lost, "a loop that only rests may go on"
+    loop.close()
+    clock.advance(60)
+    run(receiver._keeper.tick(store, clock()))
+    assert (attempt.lost, attempt.ended, receiver._keeper.live) == (True, True, {})
+    assert told.kinds()[-1] == "lease_lost"
+    clock.advance(120)
+    with receiver.claim("e-1", operation="message") as claim:
+        assert (claim.first, claim.attempt.number) == (True, 2)
+    stranded.get_coro().close()  # as the garbage collector does, in a context of its own
+    stranded._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 # Endings that could not be written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
 from typing import Any
@@ -88,6 +89,16 @@ def test_an_unknown_word_is_refused(name: str, value: Any) -> None:
     assert name in str(refused.value)
     assert isinstance(refused.value, EffectOnceError)
     assert isinstance(refused.value, ValueError)
+
+
+@pytest.mark.parametrize("word", ["remember", "in_doubt"])
+@pytest.mark.parametrize(
+    "kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, BaseException]
+)
+def test_what_stops_a_handler_from_outside_is_no_answer(word: str, kind: type[BaseException]) -> None:
+    """Neither is ever recorded, so nobody may count on it; the error says what does keep such a key from a retry."""
+    with pytest.raises(UsageError, match=rf'{word}= lists {kind.__name__}.*on_crash="in_doubt"'):
+        Policy(**{word: (ValueError, kind)})
 
 
 @pytest.mark.parametrize(("name", "words"), [("busy", "wait, reject, join, skip"), ("on_crash", "retry, in_doubt"),

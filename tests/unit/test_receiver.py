@@ -317,7 +317,7 @@ def test_an_interrupt_is_not_the_handlers_word(
 ) -> None:
     """Ctrl-C or an exit in the middle of a handler keeps the claim: only its lease ends it."""
     with pytest.raises(kind):
-        receiver.process(EVENT, Counted(kind()), policy=Policy(remember=BaseException, in_doubt=kind))
+        receiver.process(EVENT, Counted(kind()), policy=Policy(remember=Exception, in_doubt=Exception))
     with pytest.raises(InProgress):
         receiver.process(EVENT, must_not_run, policy=Policy(busy="reject"))
     clock.advance(LONG * 3)
