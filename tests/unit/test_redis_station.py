@@ -25,8 +25,9 @@ SERVER, OTHER = ("server", 6379), ("other", 6379)
 class World:
     """A server that answers when it is told to, with what it was asked."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 2, timeout: float = 20.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 2, timeout: float = 60.0) -> None:
         monkeypatch.setattr(_redis_threads, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(_redis_threads, "LOOK_AFTER_SECONDS", 60.0)  # who waits relies on being told
         monkeypatch.setattr(_redis_threads, "Wire", self.wire)
         self.wires: list[Wire] = []
         self.asked: list[str] = []
@@ -153,6 +154,7 @@ def test_a_latecomer_does_not_go_first(world: World) -> None:
     world.open("a")
     assert first.answer() == "a"
     del world.station._hand_over
+    wait_until(lambda: "c" in world.asked, what="The one who came first under way")
     for text in "bcd":
         world.open(text)
     assert latecomers[0].answer() == "d"
@@ -222,6 +224,33 @@ def test_one_who_leaves_the_line_is_not_waited_for(world: World, monkeypatch: py
     assert world.asked == ["a", "b", "c"]
 
 
+def test_one_who_leaves_the_line_too_late_gives_back_what_it_was_handed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after a connection was handed over: the next caller has it."""
+    first, _ = world.under_way("a", "b")
+
+    class Interrupted:
+        def acquire(self, timeout: float = 0.0) -> None:
+            if timeout:
+                world.open("a")
+                assert first.answer() == "a"
+                raise KeyboardInterrupt
+
+        def release(self) -> None:
+            """Nobody hears it."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_redis_threads, "Lock", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            world.station.ask(b"interrupted")
+    (later,) = world.under_way("c")
+    world.open("b")
+    world.open("c")
+    assert later.answer() == "c"
+    assert len(world.opened) == 2
+
+
 def test_an_interrupted_caller_takes_its_connection_along(world: World) -> None:
     """Nobody knows what is still to come on it, so nobody else may have it."""
 
@@ -251,16 +280,16 @@ def test_a_connection_that_was_forgotten_takes_up_no_room(world: World) -> None:
 def test_who_listens_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A duplicate may wait for a long time: its connection is not one of the many."""
     world = World(monkeypatch, most=1)
-    listeners = []
-    for text in ("x", "y"):
-        listeners.append(Caller(lambda text=text: world.station.watch(b"channel", text.encode(), 20.0)))
-        wait_until(lambda text=text: text in world.asked, what="One who listens")
-    (caller,) = world.under_way("a")
+    (first,) = world.under_way("a")
+    listener = Caller(lambda: world.station.watch(b"channel", b"x", 20.0))
+    wait_until(lambda: world.station._line, what="One who wants to listen")
+    (second,) = world.in_line("b")
     world.open("a")
-    assert caller.answer() == "a"
+    world.open("b")
+    assert (first.answer(), second.answer()) == ("a", "b")
+    assert listener.is_alive()
     world.open("x")
-    world.open("y")
-    assert [listener.answer() for listener in listeners] == ["x", "y"]
+    assert listener.answer() == "x"
 
 
 def test_closing(world: World) -> None:
@@ -268,12 +297,12 @@ def test_closing(world: World) -> None:
     first, second = world.under_way("a", "b")
     (waiting,) = world.in_line("c")
     world.pool.close()
-    world.open("a")
-    world.open("b")
-    assert (first.answer(), second.answer()) == ("a", "b")
     for late in (waiting, world.send("d"), Caller(lambda: world.pool.to(OTHER).ask(b"e"))):
         with pytest.raises(StoreUnavailable, match="closed"):
             late.answer()
+    world.open("a")
+    world.open("b")
+    assert (first.answer(), second.answer()) == ("a", "b")
     assert world.asked == ["a", "b"]
     assert [wire.is_closed for wire in world.opened] == [True, True]
 

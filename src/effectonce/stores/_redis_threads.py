@@ -200,7 +200,7 @@ class Station:
 
     def ask(self, data: bytes) -> Any:
         """Send a command and wait for its reply."""
-        if self._line or self._confirm:
+        if self._confirm:
             return self._ask_anyhow(data)
         try:
             wire = self._idle.pop()
@@ -300,7 +300,7 @@ class Station:
 
     def _lend(self) -> Wire:
         """A connection that is free, or a new one."""
-        wire = (None if self._line else self._free()) or self._wait_in_line()
+        wire = self._free() or self._wait_in_line()
         if not wire.is_open:
             try:
                 wire.open()
