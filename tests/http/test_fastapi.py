@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import BackgroundTasks, Body, Depends, FastAPI, HTTPException, Request
+from fastapi import BackgroundTasks, Body, Depends, FastAPI, HTTPException, Request, WebSocket
+from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
 from effectonce import NotApplied, Receiver, current
@@ -207,3 +208,50 @@ def test_a_dependency_in_an_app_that_is_covered_as_a_whole_is_told() -> None:
             await client.post("/pay", headers=KEY)
 
     talk(app, conversation)
+
+
+def test_a_websocket_below_the_dependency_passes() -> None:
+    """Said of a whole app, it is meant for requests; who opens a WebSocket is asked for a name, and for no key."""
+    asked: list[str] = []
+
+    def whoever(connection: HTTPConnection) -> str:
+        asked.append(connection.scope["type"])
+        return "ann"
+
+    app = FastAPI(dependencies=[idempotent(whoever)])
+    install(app, Receiver("memory://"))
+
+    @app.websocket("/live")
+    async def live(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text(await socket.receive_text())
+        await socket.close()
+
+    @app.post("/pay")
+    def pay() -> str:
+        return "paid"
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        heard = await opened(app, "/live", "hello")
+        assert [each["type"] for each in heard] == ["websocket.accept", "websocket.send", "websocket.close"]
+        assert heard[1]["text"] == "hello"
+        assert [(await client.post("/pay", headers=KEY)).json() for _ in range(2)] == ["paid", "paid"]
+
+    talk(app, conversation)
+    assert asked == ["websocket", "http", "http"]
+
+
+async def opened(app: FastAPI, path: str, text: str) -> list[Any]:
+    """Open a WebSocket and say something: what is heard."""
+    said = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": text}]
+    heard: list[Any] = []
+    scope = {"type": "websocket", "path": path, "query_string": b"", "headers": [], "subprotocols": []}
+
+    async def receive() -> Any:
+        return said.pop(0)
+
+    async def send(message: Any) -> None:
+        heard.append(message)
+
+    await app(scope, receive, send)
+    return heard

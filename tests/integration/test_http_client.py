@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class Server(ThreadingHTTPServer):
         self.answers: dict[str, bytes] = {}
         self.keys: list[str | None] = []
         self.paths: list[str] = []
+        self.drips = 0
         self.hung, self.released = threading.Event(), threading.Event()
         self.books = threading.Lock()
 
@@ -130,6 +132,22 @@ class Handler(BaseHTTPRequestHandler):
 def behave(handler: Handler) -> None:
     body, replayed = handler.effect()
     handler.reply(200, body, **({"X_Idempotency_Replayed": "true"} if replayed else {}))
+
+
+def drip(handler: Handler, *, chunked: bool) -> None:
+    """Answer a byte at a time, for as long as somebody listens."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    length = ("Transfer-Encoding", "chunked") if chunked else ("Content-Length", "1000000")
+    handler.send_header(*length)
+    handler.end_headers()
+    try:
+        while not handler.server.released.wait(0.001):
+            handler.wfile.write(b"1\r\n \r\n" if chunked else b" ")
+            handler.server.drips += 1
+    except OSError:
+        handler.server.hung.set()
+        handler.close_connection = True
 
 
 def cut_before(handler: Handler) -> None:
@@ -383,6 +401,17 @@ def test_the_budget_bounds_it_all(client: Client, server: Server) -> None:
     assert time.monotonic() - began < 5.0
     assert any(server.keys[0] in note for note in raised.value.__notes__ if server.keys[0])
     assert server.effects == []
+
+
+@pytest.mark.parametrize("kind", ["of known length", "chunked"])
+def test_an_answer_that_drips_is_given_up_with_the_budget(client: Client, server: Server, kind: str) -> None:
+    """However small the pieces are, and though each of them comes in time. A second passes with every byte."""
+    server.script += [partial(drip, chunked=kind == "chunked")]
+    with pytest.raises(client.trouble, match="budget"):
+        client.post(server.url, monotonic=lambda: float(server.drips))
+    assert server.drips >= 20
+    wait_until(server.hung.is_set, what="That the server sees that nobody listens")
+    assert len(server.keys) == 1
 
 
 @pytest.mark.parametrize("code", [400, 401, 404, 409, 410, 422])

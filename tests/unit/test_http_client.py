@@ -415,28 +415,37 @@ def test_a_document_longer_than_the_buffer_is_handed_on_whole(staged: Staged) ->
     assert document.closed
 
 
-def test_a_document_that_trickles_beyond_the_budget_is_handed_on(staged: Staged) -> None:
-    """There is no try left for which to hold it: its reader has it as it comes."""
-    read: list[bytes] = []
+def test_an_answer_that_trickles_beyond_the_budget_is_none(staged: Staged) -> None:
+    """It would never end. Its connection is given up, and the error names the key to ask with again."""
 
     def pieces() -> Iterator[bytes]:
         yield b"[1,"
         stage.clock.advance(61.0)
         yield b"2,"
-        read.append(b"held no longer")
-        yield b"3]"
+        pytest.fail("nobody should have waited for this")
 
-    def answer(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": "application/json"}, stream=Pieces(pieces()))
+    trickle = Pieces(pieces())
+    stage = staged(httpx.Response(200, headers={"content-type": "application/json"}, stream=trickle))
+    with pytest.raises(httpx.ReadTimeout, match="budget") as raised:
+        stage.request()
+    assert len(stage.seen) == 1
+    assert str(stage.keys[0]) in raised.value.__notes__[0]
+    assert raised.value.request.url == URL
 
-    stage = staged(answer)
-    if stage.colour == "blocking":
-        response = stage.transport.handle_request(httpx.Request("POST", URL))
-        assert read == []
-        assert response.read() == b"[1,2,3]"
-    else:
-        assert stage.request().content == b"[1,2,3]"
-    assert read == [b"held no longer"]
+
+def test_a_download_longer_than_the_buffer_takes_its_time(staged: Staged) -> None:
+    """It may be meant to be read while it comes: who reads it has its own patience."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"[" + b"1" * 2000
+        stage.clock.advance(61.0)
+        yield b"]"
+
+    stage = staged(
+        lambda _: httpx.Response(200, headers={"content-type": "application/json"}, stream=Pieces(pieces())),
+        rules=Rules(buffer=1000),
+    )
+    assert len(stage.request().content) == 2002
 
 
 def test_answers_that_are_given_up_are_closed(staged: Staged) -> None:

@@ -77,7 +77,10 @@ class _HttpxErrand(KeyHeader):
             return answer
         stream = response.stream
         pieces, rest = self._taken_up(stream)
-        held, whole = await hold(pieces, rules.buffer, deadline)
+        try:
+            held, whole = await hold(pieces, rules.buffer, deadline)
+        except TimeoutError as late:
+            raise httpx.ReadTimeout(str(late), request=self.request) from None
         if not whole:
             response.stream = rest(held)
             return answer

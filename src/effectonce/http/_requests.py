@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -12,11 +12,12 @@ from .._blocking import run
 from ..errors import MissingExtra
 from ._journal import Journal
 from ._retrying import Answer, Headers, Rules, at_most, is_caused_by, length_of, may_tell
-from .client import DEFAULT_RULES, NAME, SHOWN_AS, Courier, Deadline, Delivery, KeyHeader, hold
+from .client import DEFAULT_RULES, NAME, SHOWN_AS, TOO_SLOW, Courier, Deadline, Delivery, KeyHeader, hold
 
 try:
     import requests
     from requests import adapters, exceptions
+    from urllib3.exceptions import ReadTimeoutError
 except ImportError as error:
     raise MissingExtra("This adapter needs the package requests: pip install effectonce[client]") from error
 
@@ -111,7 +112,7 @@ class _RequestsErrand(KeyHeader):
         answer = Answer(response.status_code, response.headers)
         telling = may_tell(*answer[:2])
         try:
-            content = response.content if telling or not self._stream else b""
+            content = _content(response, deadline) if telling or not self._stream else b""
         except BaseException:
             response.close()
             raise
@@ -137,6 +138,25 @@ class _RequestsErrand(KeyHeader):
     async def aside(self, work: Callable[..., T], *args: Any) -> T:
         """There is no loop to be kept free."""
         return work(*args)
+
+
+def _content(response: requests.Response, deadline: Deadline) -> bytes | None:
+    """Read a response, and look at the clock whenever something arrives. By itself it waits for large pieces."""
+    raw: Any = response.raw
+    if not hasattr(raw, "read1"):  # one that somebody made up, and that is here already
+        return response.content
+
+    def stream(amount: int, decode_content: bool) -> Iterator[bytes]:
+        while piece := raw.read1(amount, decode_content=decode_content):
+            yield piece
+            if deadline.left < 0:
+                raise ReadTimeoutError(raw._pool, response.url, TOO_SLOW)
+
+    raw.stream = stream
+    try:
+        return response.content
+    finally:
+        del raw.stream
 
 
 def _at_most(timeout: Any, left: float) -> Any:

@@ -71,7 +71,8 @@ class Rules:
     methods   get a key, unless the request has one, and are sent again with it
     retry     are sent again without a key; only methods that may be repeated by their meaning, such as GET
     statuses  answers after which the same request is sent again
-    budget    the time of all tries and waits together; the time-outs of a try are no longer than what is left of it
+    budget    the time of all tries and waits together, and of reading an answer that is held; the time-outs of a try
+              are no longer than what is left of it
     backoff   the longest wait after the first try; it doubles with each …
     longest   … up to this
     poll      the longest wait for a first try that still runs

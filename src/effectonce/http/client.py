@@ -75,6 +75,8 @@ R = TypeVar("R")
 DEFAULT_RULES = Rules()
 NAME_EXTENSION, SHOWN_AS = "effectonce_name", "effectonce"
 
+TOO_SLOW = "The answer did not arrive whole within the budget."
+
 NAME: ContextVar[str | None] = ContextVar(NAME_EXTENSION, default=None)
 
 
@@ -318,12 +320,14 @@ def _advice(key: str, attempts: int) -> str:
 async def hold(
     piece: Callable[[], Awaitable[bytes | None]], limit: int, deadline: Deadline | None = None
 ) -> tuple[list[bytes], bool]:
-    """Pieces of a stream, and whether these are all: not when it is longer than ``limit`` or the time is over."""
+    """Pieces of a stream, and whether these are all: not if it is longer than ``limit``. Raises ``TimeoutError``."""
     held: list[bytes] = []
     size = 0
     while (part := await piece()) is not None:
         held.append(part)
         size += len(part)
-        if size > limit or (deadline is not None and deadline.left < 0):
+        if size > limit:
             return held, False
+        if deadline is not None and deadline.left < 0:
+            raise TimeoutError(TOO_SLOW)
     return held, True

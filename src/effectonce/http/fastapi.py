@@ -23,7 +23,7 @@ from .asgi import HANDLE, IdempotencyMiddleware, seen_path
 
 try:
     from fastapi import Depends, FastAPI, Header, HTTPException
-    from starlette.requests import Request
+    from starlette.requests import HTTPConnection
 except ImportError as error:
     raise MissingExtra("effectonce.http.fastapi needs FastAPI: pip install 'effectonce[fastapi]'.") from error
 
@@ -87,45 +87,49 @@ def install(
 def idempotent(scope: Callable[..., Any]) -> Any:
     """A dependency that makes one route happen once. ``scope`` is a dependency too: it says who is calling.
 
-    Name it after the dependencies that refuse callers.
+    Name it after the dependencies that refuse callers. Said for a whole router, it lets WebSockets pass, which have no
+    keys; then ``scope`` has to take what they have, too, such as an ``HTTPConnection`` instead of a ``Request``.
     """
     if not callable(scope):
         raise UsageError(f"idempotent({scope!r}): name a dependency, a function that says who is calling.")
 
     async def claim(
-        request: Request,
+        request: HTTPConnection,
         whose: Any = Depends(scope),  # noqa: B008 - how FastAPI is told
         key: Any = KEY,
     ) -> None:
+        if request.scope["type"] != "http":
+            return
         covered = request.scope.get(HANDLE)
         if covered is None:
             _check_uncovered(request)
         elif not await covered.claim(whose):
             raise HTTPException(covered.instead.status)  # the boundary sends the answer in its place
 
-    claim.__annotations__ = {"request": Request, "whose": Any, "key": Any, "return": None}
+    claim.__annotations__ = {"request": HTTPConnection, "whose": Any, "key": Any, "return": None}
     return Depends(claim)
 
 
-def _check_uncovered(request: Request) -> None:
+def _check_uncovered(request: HTTPConnection) -> None:
     """A method that is not covered passes, and is named in the log. A boundary that is not there must not pass."""
     boundary: Boundary | None = getattr(request.app.state, "effectonce", None)
-    if request.method in SAFE:
+    method: str = request.scope["method"]
+    if method in SAFE:
         return
     if boundary is None:
         raise UsageError(
             "The boundary is missing: call install(app, receiver) without a scope first. An app that is mounted has "
-            f"that of the app around it, where {request.method} has to be among methods=."
+            f"that of the app around it, where {method} has to be among methods=."
         )
     path = seen_path(request.scope)
-    if boundary.rules_for(request.method, path) is not None:
+    if boundary.rules_for(method, path) is not None:
         raise UsageError(
             "This app is covered as a whole, and the key was claimed before its routes. Leave out either "
             "scope= of install(app, receiver, scope=...) or idempotent(...) of the route."
         )
     rules = next((rules for route, rules in boundary.routes if route.matches(path)), boundary.rules)
     if rules is not None:  # None: covered=False was said of it
-        boundary.warn_of_method(request.method, getattr(request.scope.get("route"), "path", path), rules)
+        boundary.warn_of_method(method, getattr(request.scope.get("route"), "path", path), rules)
 
 
 # -- OpenAPI -------------------------------------------------------------------------------------------------------
