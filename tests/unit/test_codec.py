@@ -482,6 +482,25 @@ def test_pydantic_models_come_back_without_validation() -> None:
     assert canonical(value) != canonical(Model(line=line, more=4))
 
 
+def test_pydantic_root_models_come_back() -> None:
+    """A model that is one value, alone, in another model and with models in it."""
+    pydantic = pytest.importorskip("pydantic")
+
+    class Line(pydantic.BaseModel):
+        cents: Decimal
+
+    class Lines(pydantic.RootModel[list[Line]]): ...
+
+    class Bill(pydantic.BaseModel):
+        lines: Lines
+
+    lines = Lines([Line(cents=Decimal("1.50"))])
+    for value in (lines, Bill(lines=lines), pydantic.RootModel[dict[str, int]]({"a": 1})):
+        back = decode(encode(value, type(value)), type(value))
+        assert (back, type(back), back.model_fields_set) == (value, type(value), value.model_fields_set)
+        assert back.model_dump() == value.model_dump()
+
+
 def test_plain_nested_and_generic_pydantic_models_come_back() -> None:
     """Equal in everything, also where the model's own types lead deeper; what is computed doesn't count."""
     pydantic = pytest.importorskip("pydantic")
@@ -510,6 +529,33 @@ def test_msgspec_structs_come_back() -> None:
     struct = msgspec.defstruct("Struct", [("line", Line), ("n", int, 3)], frozen=True)
     assert decode(encode(struct(line), struct), struct) == struct(line)
     assert canonical(struct(line)) != canonical(struct(line, 4))
+
+
+def test_what_a_struct_does_to_its_fields_is_not_done_again() -> None:
+    """A struct of msgspec is made with __post_init__: fields come back as they were stored, also lists in them."""
+    msgspec = pytest.importorskip("msgspec")
+
+    def mark(self: Any) -> None:
+        self.n += 1
+        self.marks.append(self.n)
+
+    struct = msgspec.defstruct(
+        "Struct", [("n", int), ("marks", list[int])], namespace={"__post_init__": mark}
+    )
+    value = struct(1, [])
+    back = decode(encode(value, struct), struct)
+    assert (back.n, back.marks) == (value.n, value.marks) == (2, [2])
+
+
+def test_a_struct_with_attributes_beside_its_fields_is_refused() -> None:
+    """They would be missing from every replay."""
+    msgspec = pytest.importorskip("msgspec")
+    struct = msgspec.defstruct("Struct", [("n", int)], dict=True)
+    value = struct(1)
+    assert decode(encode(value, struct), struct) == value
+    value.more = 2
+    with pytest.raises(Unencodable, match="attributes of its own"):
+        encode(value, struct)
 
 
 # -- What can't be encoded --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import date, time, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache, partial
@@ -145,7 +146,7 @@ def _take_model(value: Any) -> Fields:
 
 def _more_of_model(value: Any) -> Fields:
     state = value.__getstate__()
-    return {name: state[name] for name in _MODEL_STATE}
+    return {name: state.get(name) for name in _MODEL_STATE}  # a RootModel has less of it
 
 
 def _make_model(cls: Any, fields: Fields) -> Any:
@@ -154,6 +155,20 @@ def _make_model(cls: Any, fields: Fields) -> Any:
     allowed = cls.model_config.get("extra") == "allow"
     value = cls.__new__(cls)
     value.__setstate__(state | {"__dict__": fields, "__pydantic_extra__": extra if allowed else None})
+    return value
+
+
+# -- Structs of msgspec ----------------------------------------------------------------------------------------
+
+
+def _make_struct(cls: Any, fields: Fields) -> Any:
+    if not hasattr(cls, "__post_init__"):
+        return cls(**fields)
+    value = cls(
+        **deepcopy(fields)
+    )  # there is no other way to make one; what it does to its fields was done before
+    for name, field in fields.items():
+        sys.modules["msgspec"].structs.force_setattr(value, name, field)
     return value
 
 
@@ -176,7 +191,8 @@ MODEL = Kind(partial(derives, "pydantic", "BaseModel"), _take_model, _make_model
 STRUCT = Kind(
     fits=partial(derives, "msgspec", "Struct"),
     take=lambda value: {name: getattr(value, name) for name in value.__struct_fields__},
-    make=lambda cls, fields: cls(**fields),
+    make=_make_struct,
+    more=_refuse_attributes,
 )
 
 
