@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 from tests.integration.transaction_drivers import Place
 from tests.servers.fixtures import HasURL
 
-from effectonce import Receiver, current
+from effectonce import Policy, Receiver, current
 from effectonce.errors import UsageError
 from effectonce.http import PUBLIC
 from effectonce.http.atomic import AtomicMiddleware, AtomicWSGIMiddleware, connection
@@ -83,6 +84,11 @@ class Site:
         async def empty() -> Response:
             await connection().execute(f"INSERT INTO {place.effects} VALUES ('empty')")
             return Response(b"null", 204)
+
+        @app.post("/hasty")
+        async def hasty() -> None:
+            await connection().execute(f"INSERT INTO {place.effects} VALUES ('hasty')")
+            await connection().commit()
 
         mounted = FastAPI()
         mounted.post("/wire")(pay)
@@ -147,6 +153,21 @@ def test_an_answer_of_5xx_and_an_exception_undo(place: Place) -> None:
         assert place.count("a") == 1
 
     told(place, story)
+
+
+def test_a_handler_that_commits_by_itself_is_told_so(place: Place) -> None:
+    """What it did is there without its answer. Under on_crash="in_doubt" no repeat does it again."""
+
+    async def story(site: Site) -> None:
+        with pytest.raises(UsageError, match="must not commit"):
+            await site.post("k", "", "/hasty")
+        code, deadline = "in-progress", time.monotonic() + 20.0
+        while code == "in-progress" and time.monotonic() < deadline:
+            code = (await site.post("k", "", "/hasty")).json()["code"]
+        assert code == "outcome-unknown"
+        assert place.count("hasty") == 1
+
+    told(place, story, policy=Policy(on_crash="in_doubt", lease="500ms"))
 
 
 def test_a_5xx_that_is_remembered_is_undone_too(place: Place) -> None:
