@@ -52,10 +52,14 @@ class Asyncio:
         finally:
             timer.cancel()
 
-    async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
-        """Await the handler, and cancel it when the keeper says that the attempt's lease is lost."""
+    def watch(self, attempt: Attempt, handler: Awaitable[object]) -> Watch:
+        """Have this task cancelled when the keeper says that the attempt's lease is lost."""
         loop = asyncio.get_running_loop()  # asks the system each time, so once has to do
-        watch = Watch(attempt, loop, asyncio.current_task(loop))
+        return Watch(attempt, loop, asyncio.current_task(loop))
+
+    async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
+        """Await the handler under such a watch."""
+        watch = self.watch(attempt, handler)
         try:
             return await handler
         except asyncio.CancelledError as cancelled:
