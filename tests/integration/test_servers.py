@@ -243,10 +243,11 @@ def test_port_taken_at_the_last_moment_costs_another_attempt(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Somebody binds the port after we have looked and before the server does."""
-    with socket.socket() as thief:
+    free, reservation = ports.reserve_port()
+    with socket.socket() as thief, socket.socket() as none, reservation:  # the server may not be available here
         thief.bind((HOST, 0))
         taken = thief.getsockname()[1]
-        reservations = iter([(taken, socket.socket()), ports.reserve_port()])
+        reservations = iter([(taken, none), (free, reservation)])
         monkeypatch.setattr(process, "reserve_port", lambda: next(reservations))
         assert start_server(name).port != taken
 
