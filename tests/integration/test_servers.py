@@ -243,8 +243,8 @@ def test_port_taken_at_the_last_moment_costs_another_attempt(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Somebody binds the port after we have looked and before the server does."""
-    free, reservation = ports.reserve_port()
-    with socket.socket() as thief, socket.socket() as none, reservation:  # the server may not be available here
+    free, reservation = ports.reserve_port()  # in vain where there is no such server
+    with socket.socket() as thief, socket.socket() as none, reservation:
         thief.bind((HOST, 0))
         taken = thief.getsockname()[1]
         reservations = iter([(taken, none), (free, reservation)])
