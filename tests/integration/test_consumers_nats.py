@@ -295,6 +295,29 @@ def test_a_lost_acknowledgement_is_absorbed(nats: Any, stream: str) -> None:
     assert ran == ["o-1"]
 
 
+def test_dead_letters_that_would_come_back_are_refused(nats: Any, stream: str) -> None:
+    """A stream that has all subjects below its name has the usual one for dead letters, too; a filter leaves it out."""
+    dead = f"{stream}.dead"
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            with pytest.raises(UsageError, match=f'Write dead_letter= "{stream}-dead"'):
+                await consumer_of(context, stream, receiver, dead_letter=dead).arun_once(asyncio.sleep)
+            filtered = {"durable": "filtered", "subject": f"{stream}.new", "dead_letter": dead}
+            consumer = consumer_of(context, stream, receiver, **filtered)
+            await publish(context, stream, "bad", b"no JSON")
+
+            async def is_put_aside() -> bool:
+                return (await context.stream_info(stream)).state.messages == 2
+
+            await until(consumer, asyncio.sleep, is_put_aside)
+            await consumer.arun_once(asyncio.sleep)
+            assert await is_put_aside()
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+
+
 def test_a_consumer_that_acknowledges_by_itself_is_refused(nats: Any, stream: str) -> None:
     """With it, a message would be gone before its effect happened."""
 

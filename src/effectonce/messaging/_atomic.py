@@ -12,7 +12,6 @@ What the engine asks to be run again is run again, whole; a COMMIT without a rep
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from itertools import count
@@ -35,6 +34,7 @@ from ..transactions._batch import _Piece
 from ..transactions._flow import AtomicAttempt, ended_meanwhile
 from ..transactions._retrying import TRIES, may_help, pause
 from ._delivery import DONE, DeadLetter, Delivery, Held
+from ._options import takes
 
 if TYPE_CHECKING:
     from .._flow import Colour, Flow
@@ -69,15 +69,11 @@ class Atomic:
 
     def check(self, handler: Callable[..., Any]) -> None:
         """Raise unless a handler takes a message and a connection."""
-        try:
-            inspect.signature(handler).bind(None, None)
-        except TypeError:
+        if not takes(handler, 2):
             raise UsageError(
                 f"{handler!r} has to take two arguments here: def handler(message, connection). Its effects have to go "
                 "through that connection, or they are not in the transaction."
-            ) from None
-        except ValueError:  # something built in, that does not say
-            return
+            )
 
     async def run(
         self,

@@ -171,8 +171,6 @@ class Consumer:
         self.policy = message_policy(receiver.policy, options.get("policy"), busy)
         self._size = options.get("batch", batch.DEFAULT_SIZE)
         self._concurrency = options.get("concurrency", batch.DEFAULT_CONCURRENCY)
-        if not 1 <= self._size <= batch.MAX_SIZE or self._concurrency < 1:
-            raise UsageError(f"batch={self._size} must be 1 to {batch.MAX_SIZE}, concurrency= at least 1.")
         self._intake = Intake(options.get("decode", read_json), options.get("max_body", 1 << 20))
         first, longest = options.get("retry", ("1s", "5m"))
         pace = Pace(seconds(first, "retry"), seconds(longest, "retry"))

@@ -18,6 +18,7 @@ from .._messages import Outcome
 from .._records import Completion, State
 from ..batch import Slot, _Piece, run_batch
 from ._delivery import DONE, DeadLetter, Delivery, Held
+from ._options import check_handler
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
@@ -30,7 +31,8 @@ class Claims:
         self._receiver, self._size, self._concurrency = receiver, size, concurrency
 
     def check(self, handler: Callable[..., Any]) -> None:
-        """A handler takes a message, which every caller of one knows."""
+        """Raise unless a handler takes a message."""
+        check_handler(handler)
 
     async def run(
         self,

@@ -25,6 +25,7 @@ from ._confluent import ASK_SECONDS, Confluent
 from ._consumer import done
 from ._delivery import DONE, SHORTEST_DELAY, Ack, DeadLetter, Delivery, Verdict
 from ._kafka import Output, Place, Plan, Record, plan
+from ._options import check_handler
 
 if TYPE_CHECKING:
     from .._flow import Colour
@@ -43,7 +44,8 @@ class Outputs:
         self._tries: dict[Hashable, tuple[int, int]] = {}
 
     def check(self, handler: Callable[..., Any]) -> None:
-        """A handler takes a message, which every caller of one knows."""
+        """Raise unless a handler takes a message."""
+        check_handler(handler)
 
     async def run(
         self,

@@ -31,6 +31,7 @@ from ..errors import UsageError
 from . import _consumer
 from ._consumer import Broker, Options
 from ._kafka import Output, decoding
+from ._options import check
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
@@ -56,6 +57,7 @@ class Consumer(_consumer.Consumer):
         dead_letter: str = "",
         **options: Unpack[Options],
     ) -> None:
+        check(receiver, options, dead_letter, topics=topics)
         names = [topics] if isinstance(topics, str) else list(topics)
         wanted = options.get("id")
         broker: Broker
@@ -110,6 +112,7 @@ class Transformer(Consumer):
             )
         if options.get("transaction") or options.get("cursor"):
             raise UsageError("A Transformer's transactions are Kafka's: leave out transaction= and cursor=.")
+        check(receiver, options, dead_letter, topics=topics)
         from ._transform import Outputs, Transforming
 
         names = [topics] if isinstance(topics, str) else list(topics)

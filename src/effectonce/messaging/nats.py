@@ -26,6 +26,7 @@ from . import _consumer
 from ._consumer import Options
 from ._cursor import check_end
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place, parts
+from ._options import check, comes_back
 
 try:
     from nats.errors import Error
@@ -62,7 +63,8 @@ class Consumer(_consumer.Consumer):
     stream        the stream's name
     durable       the pull consumer's name; it is made when it is missing, and begins with the oldest message
     subject       of a consumer that is made: which messages it wants, by default all
-    dead_letter   the subject for what can't be processed; by default the stream's name with ``.dead``
+    dead_letter   the subject for what can't be processed; by default the stream's name with ``.dead``. One that the
+                  durable itself is given is refused: name another, where the stream has ``ORDERS.>``
     options       see ``Options``
     """
 
@@ -77,6 +79,11 @@ class Consumer(_consumer.Consumer):
         dead_letter: str = "",
         **options: Unpack[Options],
     ) -> None:
+        check(receiver, options, dead_letter, stream=stream, durable=durable)
+        if not hasattr(context, "pull_subscribe_bind"):
+            raise UsageError(
+                f"A {type(context).__name__} is no JetStream context. Write connection.jetstream()."
+            )
         broker = _Stream(context, stream, durable, subject, dead_letter or f"{stream}.dead")
         broker.id = options.get("id")
         super().__init__(broker, receiver, options)
@@ -117,9 +124,14 @@ class _Stream:
             )
         self.deadline = min([config.ack_wait or DEFAULT_ACK_WAIT, *(config.backoff or ())])
         try:
-            await self._context.find_stream_name_by_subject(self._dead)
+            keeps = await self._context.find_stream_name_by_subject(self._dead)
         except NotFoundError:
-            await self._context.add_stream(name=f"{self._name}-dead", subjects=[self._dead])
+            keeps = f"{self._name}-dead"
+            await self._context.add_stream(name=keeps, subjects=[self._dead])
+        if keeps == self._name and is_meant(config, self._dead):
+            raise comes_back(
+                self._dead, f'"{self._name}-dead", or another subject that the stream does not have'
+            )
         await self._check_cursor()
         if self._subscription is None:
             self._subscription = await self._context.pull_subscribe_bind(self.group, stream=self._name)
@@ -201,6 +213,23 @@ def _told(message: Msg) -> tuple[str, int, int, float]:
         return stream, int(number), int(times), int(nanoseconds) / 1e9
     about = message.metadata
     return about.stream, about.sequence.stream, about.num_delivered, about.timestamp.timestamp()
+
+
+def is_meant(config: ConsumerConfig, subject: str) -> bool:
+    """Whether a durable is given the messages of a subject that its stream has."""
+    filters = config.filter_subjects or ([config.filter_subject] if config.filter_subject else [">"])
+    return any(_matches(each.split("."), subject.split(".")) for each in filters)
+
+
+def _matches(pattern: list[str], words: list[str]) -> bool:
+    """By the rules of NATS: * is any word, and > any words at the end."""
+    if pattern[-1] == ">":
+        return len(words) >= len(pattern) and all(map(_is_word, pattern[:-1], words))
+    return len(words) == len(pattern) and all(map(_is_word, pattern, words))
+
+
+def _is_word(wanted: str, word: str) -> bool:
+    return wanted in ("*", word)
 
 
 async def put_aside(

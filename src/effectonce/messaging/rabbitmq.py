@@ -25,6 +25,7 @@ from ..errors import UsageError
 from . import _consumer
 from ._amqp import PREFETCH_BATCHES
 from ._consumer import Broker, Options
+from ._options import check
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
@@ -48,6 +49,7 @@ class Consumer(_consumer.Consumer):
         dead_letter: str = "",
         **options: Unpack[Options],
     ) -> None:
+        check(receiver, options, dead_letter, queue=queue)
         prefetch = PREFETCH_BATCHES * options.get("batch", batch.DEFAULT_SIZE)
         dead, wanted = dead_letter or f"{queue}.dead", options.get("id")
         broker: Broker

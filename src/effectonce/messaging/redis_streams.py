@@ -28,6 +28,7 @@ from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
+from ._options import check
 
 try:
     import redis
@@ -77,6 +78,9 @@ class Consumer(_consumer.Consumer):
         dead_letter: str = "",
         **options: Unpack[Options],
     ) -> None:
+        check(receiver, options, dead_letter, stream=stream, group=group)
+        if not hasattr(client, "xreadgroup"):
+            raise UsageError(f"A {type(client).__name__} is no client of redis-py. Write redis.Redis(…).")
         if _decodes(client):
             raise UsageError(
                 "This client decodes responses, so an entry that is not UTF-8 would end the consumer. Make it with "

@@ -29,6 +29,7 @@ from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels
+from ._options import check
 
 try:
     from botocore.exceptions import (  # type: ignore[import-untyped]
@@ -103,6 +104,9 @@ class Consumer(_consumer.Consumer):
         dead_letter: str = "",
         **options: Unpack[Options],
     ) -> None:
+        check(receiver, options, dead_letter, queue=queue)
+        if not hasattr(client, "receive_message"):
+            raise UsageError(f'A {type(client).__name__} is no client of SQS. Write boto3.client("sqs").')
         broker = _Queue(client, queue, seconds(visibility, "visibility"), seconds(wait, "wait"), dead_letter)
         broker.id = options.get("id")
         super().__init__(broker, receiver, options)
