@@ -182,6 +182,27 @@ def test_a_cut_connection_fails_who_was_waiting_and_nobody_else(valkey: HasURL, 
 # Killed and restarted
 
 
+def test_a_crowd_that_loses_its_connection_asks_again(valkey: HasURL) -> None:
+    """All callers of a loop share one: when it is cut nobody is refused, since the server is there."""
+    callers, calls = 64, 20
+
+    async def story(receiver: Receiver, cut: Callable[[], object]) -> None:
+        asked = 0
+
+        async def ask(id: str) -> None:
+            nonlocal asked
+            for _ in range(calls):
+                asked += 1
+                if asked == callers * calls // 2:
+                    await asyncio.to_thread(cut)
+                assert (await receiver.aprocess(Message(id), lambda _: id)).value == id
+
+        await asyncio.gather(*(ask(uuid4()) for _ in range(callers)))
+
+    with Receiver(valkey.url) as receiver, clients(valkey.url) as (server, *_):
+        asyncio.run(story(receiver, lambda: server.client_kill_filter(_type="normal", skipme=True)))
+
+
 def test_a_server_killed_in_the_middle_of_traffic(start_server: StartServer, tmp_path: Path) -> None:
     """SIGKILL and restart with appendonly, again and again: no effect twice, no key stuck, every answer the same."""
     server = start_server("redis", appendonly="yes", appendfsync="always")

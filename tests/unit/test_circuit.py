@@ -56,7 +56,7 @@ def stage(colour: Colour) -> Stage:
 
 def fail(circuit: Circuit, times: int = 1) -> None:
     for _ in range(times):
-        circuit.failed(GONE)
+        circuit.failed(GONE, circuit.monotonic())
 
 
 def test_failures_in_a_row_open_it() -> None:
@@ -67,6 +67,30 @@ def test_failures_in_a_row_open_it() -> None:
     fail(circuit, 2)
     assert circuit.state == "closed"
     fail(circuit)
+    assert circuit.state == "open"
+
+
+def test_what_fails_at_once_with_a_connection_is_one_failure() -> None:
+    """A crowd that loses the connection which it shares asks again, and is not refused."""
+    clock = ManualClock()
+    circuit = Circuit(Breaker(errors=3, calls=10), clock)
+    for _ in range(2):
+        sent = clock()
+        clock.advance(0.01)
+        for _ in range(64):
+            circuit.failed(GONE, sent)
+        assert circuit.state == "closed"
+    fail(circuit)
+    assert circuit.state == "open"
+
+
+def test_each_that_has_waited_in_vain_is_a_failure() -> None:
+    """A server that hangs is found out by a crowd as soon as its commands time out, not by five of them in turn."""
+    clock = ManualClock()
+    circuit = Circuit(Breaker(errors=3), clock)
+    clock.advance(5.0)
+    for sent in (0.0, 0.1, 0.2):
+        circuit.failed(GONE, clock() - 5.0 + sent)
     assert circuit.state == "open"
 
 

@@ -80,6 +80,7 @@ class Circuit:
         self._look_at = inf
         self._looking = False
         self._in_a_row = 0
+        self._failed_at = -inf
         self._why = ""
         self._start_over()
 
@@ -118,8 +119,16 @@ class Circuit:
         elif not self.closed:
             self._close()
 
-    def failed(self, error: StoreUnavailable) -> None:
-        """A command was not answered."""
+    def failed(self, error: StoreUnavailable, started: float) -> None:
+        """A command that was sent at ``started`` was not answered.
+
+        All that were under way on a connection fail with it at once. That is one failure, not one in a row for each of
+        them, or a crowd that has lost a single connection would find the circuit open when it asks again.
+        """
+        now = self.monotonic()
+        if started < self._failed_at and now - started < self._slow:
+            return
+        self._failed_at = now
         self._in_a_row += 1
         self._count(failed=1, why=str(error))
 
@@ -174,7 +183,7 @@ class GuardedStore(Store):
         try:
             decision = await self.store.claim(claim)
         except StoreUnavailable as error:
-            circuit.failed(error)
+            circuit.failed(error, started)
             raise
         circuit.answered(circuit.monotonic() - started)
         return decision
@@ -192,7 +201,7 @@ class GuardedStore(Store):
         try:
             ending = await self.store.complete(completion)
         except StoreUnavailable as error:
-            circuit.failed(error)
+            circuit.failed(error, started)
             raise
         circuit.answered(circuit.monotonic() - started)
         return ending
@@ -251,7 +260,7 @@ class GuardedStore(Store):
         try:
             answer = await command
         except StoreUnavailable as error:
-            circuit.failed(error)
+            circuit.failed(error, started)
             raise
         circuit.answered(circuit.monotonic() - started)
         return answer
