@@ -45,7 +45,13 @@ class Asyncio:
             if not ended.done():
                 ended.set_result(None)
 
-        attempt.when_ended(lambda: _on(loop, wake))
+        def tell() -> None:  # on the loop's own thread it need not wait for a turn of its own
+            if asyncio._get_running_loop() is loop:
+                wake()
+            else:
+                _on(loop, wake)
+
+        attempt.when_ended(tell)
         timer = loop.call_later(seconds, wake)
         try:
             await ended

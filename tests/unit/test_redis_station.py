@@ -95,7 +95,7 @@ class Wire:
         self._world.asked.append(self._sent)
 
     def read(self, count: int) -> list[Any]:
-        assert self._world.gates[self._sent].wait(20)
+        assert self._world.gates[self._sent].wait(60)
         sent, self._sent = self._sent, ""
         return [self._world.reply(sent)] * count
 
@@ -159,6 +159,25 @@ def test_a_latecomer_does_not_go_first(world: World) -> None:
         world.open(text)
     assert latecomers[0].answer() == "d"
     assert world.asked == ["a", "b", "c", "d"]
+
+
+def test_who_joins_the_line_when_a_connection_is_given_back(world: World) -> None:
+    """It was not in line yet when somebody looked, and saw no connection when it looked: it has it all the same."""
+    joined: list[Caller] = []
+
+    class Idle(list[Any]):
+        def append(self, wire: Any) -> None:
+            joined.extend(world.in_line("c"))
+            super().append(wire)
+
+    first, _ = world.under_way("a", "b")
+    world.station._idle = Idle()
+    world.open("a")
+    wait_until(lambda: "c" in world.asked, what="The one in line under way")
+    world.station._idle = []
+    world.open("b")
+    world.open("c")
+    assert (first.answer(), joined[0].answer()) == ("a", "c")
 
 
 def test_a_place_that_was_left_holds_nobody_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,33 @@ def test_the_end_of_an_attempt_in_this_process_is_the_answer() -> None:
     assert store.calls == ["claim", "claim", "complete"]
 
 
+def test_a_task_that_waits_goes_on_at_once() -> None:
+    """In the loop's next turn after the end: not in one that only wakes it up."""
+    receiver = Receiver(StagedStore())
+
+    async def turns() -> int:
+        begun, gate = asyncio.Event(), asyncio.Event()
+
+        async def handler(_: Message) -> str:
+            begun.set()
+            await gate.wait()
+            return "done"
+
+        first = asyncio.ensure_future(receiver.aprocess(EVENT, handler))
+        await begun.wait()
+        second = asyncio.ensure_future(receiver.aprocess(EVENT, handler))
+        await asyncio.sleep(0)
+        gate.set()
+        await first
+        count = 0
+        while not second.done():
+            count += 1
+            await asyncio.sleep(0)
+        return count
+
+    assert asyncio.run(turns()) == 0
+
+
 def test_a_key_of_the_same_name_in_another_store_is_another_key() -> None:
     """A handler that hands its message on to another receiver waits there as everybody does."""
     store = Watched(lambda: holder.complete("done") and True)

@@ -295,6 +295,8 @@ class Station:
         wire.used = True
         if self._closed or not (self._line and self._hand_over(wire)):
             self._idle.append(wire)
+            if self._line:  # whoever joined it just now has looked too early
+                self._hand_over(None)
         if self._closed:
             self.hang_up()
 
