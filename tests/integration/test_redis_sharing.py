@@ -35,7 +35,7 @@ from effectonce._blocking import run
 from effectonce._records import NOBODY, Completion, Decision, Ending, State, Verdict
 from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable
 from effectonce.keys import uuid4
-from effectonce.stores import Store
+from effectonce.stores import Store, _redis_threads
 from effectonce.stores._redis_loop import MOST_AT_ONCE
 from effectonce.stores.redis import OnLoops, RedisStore
 from effectonce.testing.clocks import wait_until
@@ -379,6 +379,22 @@ def test_threads_have_connections_of_their_own_and_keep_them(proxy: FaultProxy, 
             )
             assert {decision.verdict for decision in decisions} == {Verdict.CLAIMED}
     assert 1 <= proxy.connections <= 8
+
+
+def test_more_threads_than_connections(
+    proxy: FaultProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are only so many connections: the others wait in line, and each gets its own answer."""
+    monkeypatch.setattr(_redis_threads, "MOST_AT_ONCE", 3)
+    together = threading.Barrier(12)
+
+    def look(number: int) -> bool:
+        together.wait(20)
+        return all(hold_and_look(store, f"{number} {turn}") for turn in range(20))
+
+    with RedisStore(proxy.url, prefix=prefix) as store, ThreadPoolExecutor(12) as threads:
+        assert all(threads.map(look, range(12)))
+    assert 1 <= proxy.connections <= 3
 
 
 def test_event_loops_in_threads(store: RedisStore) -> None:
