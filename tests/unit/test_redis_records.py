@@ -18,10 +18,10 @@ from effectonce.stores._redis_records import (
     OUTLINE_SIZE,
     SHORT_FENCES,
     TIMES,
-    found,
     last_of,
     outline,
     packed,
+    told,
 )
 from effectonce.stores._redis_routes import slot_of
 
@@ -47,12 +47,12 @@ ended = st.builds(
 def stored(record: Record) -> Record:
     """What is read of a record that was written."""
     last = last_of(record)
-    return told(packed(record), -1 if last is None else last)
+    return read(packed(record), -1 if last is None else last)
 
 
-def told(value: bytes, last: float = 5) -> Record:
+def read(value: bytes, last: float = 5) -> Record:
     """What is read of the bytes that a server has at the key ``k``."""
-    record, now = found("k", TIMES.pack(1_500_000, last) + value)
+    record, now = told("k", TIMES.pack(1_500_000, last) + value)
     assert now == 1.5
     assert record is not None
     return record
@@ -126,14 +126,14 @@ def test_a_watched_record_is_the_same_record() -> None:
     """That somebody waits for its end is no part of it."""
     record = Record("k", State.PENDING, b"o" * 16, 7, b"f", 1.5, 1, None, 2.5, False)
     value = packed(record)
-    assert told(bytes([WATCHED]) + value[1:]) == record
+    assert read(bytes([WATCHED]) + value[1:]) == record
 
 
 @given(st.binary(max_size=60))
 def test_bytes_of_others_are_refused_or_read_but_never_break(value: bytes) -> None:
     """Whatever stands at a key, it is a record or it is a StoreMismatch."""
     try:
-        record = told(value)
+        record = read(value)
     except StoreMismatch as error:
         assert error.key == "k"
     else:

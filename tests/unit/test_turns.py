@@ -125,6 +125,36 @@ def test_many_are_shared_out_among_free_lanes() -> None:
     asyncio.run(main())
 
 
+def test_few_beside_many_go_with_the_next_who_come_back() -> None:
+    """A lane of their own would be a round trip for a few; but while only one other is busy, they don't wait for it."""
+
+    async def main() -> None:
+        server = Server(lanes=3)
+        crowd = [server.ask(str(number)) for number in range(41)]
+        await turn()
+        assert [len(trip) for trip in server.trips] == [1, 20, 20]
+        server.answer(0)
+        await crowd[0]
+        few = [server.ask("few"), server.ask("more")]
+        await turn()
+        assert len(server.trips) == 3, "they wait"
+        server.answer(1)
+        await asyncio.gather(*crowd[1:21])
+        await turn()
+        assert server.trips[3] == ["few", "more"], "a lane has come back, and takes them along"
+        server.answer(3)
+        await asyncio.gather(*few)
+        await turn()
+        last = server.ask("last")
+        await turn()
+        assert server.trips[4] == ["last"], "the only one on its way may take long"
+        for trip in (2, 4):
+            server.answer(trip)
+        await asyncio.gather(last, *crowd)
+
+    asyncio.run(main())
+
+
 def test_a_round_trip_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of a long queue does not wait for all of it; what one asked for stays together."""
 

@@ -110,13 +110,14 @@ def _array_encoder(kind: str) -> Callable[[Sequence[Any]], bytes]:
         count = len(values)
         if values.count(values[0]) == count:  # as leases, retentions and kinds of claims usually are
             body = item(values[0]) * count
-        elif None in values:
-            body = b"".join(map(item, values))
         else:
-            body = items(list(map(encode, values)))
+            try:
+                body = items(values if encode is bytes else list(map(encode, values)))
+            except (TypeError, struct.error):  # one may be NULL
+                body = b"".join(map(item, values))
         return head + struct.pack(">ii", count, 1) + body
 
-    def items(data: list[bytes]) -> bytes:
+    def items(data: Sequence[bytes]) -> bytes:
         sizes = set(map(len, data))
         if len(sizes) > 1:
             return b"".join([_LENGTH(len(datum)) + datum for datum in data])

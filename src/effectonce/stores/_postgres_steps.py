@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
+from itertools import starmap
 from typing import Any, Final, NamedTuple, cast
 
 from .._protocol import decide_claim
-from .._records import NOBODY, Claim, Completion, Record, State, make
+from .._records import NOBODY, Claim, Completion, Record, Renewal, State, make
 from ..errors import StoreMismatch
 from ._postgres_sql import ENCODERS, Call, Row, Statements
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, Swap
@@ -34,7 +35,8 @@ class Kind(NamedTuple):
     """How a kind of step is put to the server, and what its answer means."""
 
     name: str
-    values: Callable[[Any], tuple[Any, ...]]
+    values: Callable[..., tuple[Any, ...]]
+    """What is asked for, from what the step says."""
     reply: Callable[[str, Row], Any]
     """What a row says of a key."""
     without_row: Any
@@ -43,13 +45,18 @@ class Kind(NamedTuple):
 
 def id_of(key: str) -> bytes:
     """What a record is found by."""
-    return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
+    try:
+        name = key.encode()
+    except UnicodeEncodeError:
+        name = key.encode("utf-8", "surrogatepass")
+    return sha256(name).digest()[:16]
 
 
 def add_values(claim: Claim) -> tuple[Any, ...]:
     """What is asked for when a claim's record is to be put in place."""
     key, owner, fingerprint, lease, keep, once, _, _ = claim
-    return id_of(key), key, fingerprint or None, CLAIMED_ONCE if once else CLAIMED, lease, keep, owner or None
+    code = CLAIMED_ONCE if once else CLAIMED
+    return id_of(key), key, fingerprint or None, code, lease, keep, owner or None
 
 
 def add_encoded(claim: Claim) -> list[bytes | None]:
@@ -83,19 +90,23 @@ def encoded(command: Claim | Completion) -> list[bytes | None]:
     return add_encoded(command) if type(command) is Claim else end_encoded(cast("Completion", command))
 
 
-def _hold_values(step: Hold) -> tuple[Any, ...]:
-    key, owner, fence, lease, keep, _ = step.renewal
+def _hold_values(renewal: Renewal) -> tuple[Any, ...]:
+    key, owner, fence, lease, keep, _ = renewal
     return id_of(key), owner, fence, lease, keep
 
 
-def _save_values(step: Save) -> tuple[Any, ...]:
-    key, owner, fence, lease, keep, journal = step.renewal
+def _save_values(renewal: Renewal) -> tuple[Any, ...]:
+    key, owner, fence, lease, keep, journal = renewal
     return id_of(key), owner, fence, lease, keep, journal
 
 
-def _swap_values(step: Swap) -> tuple[Any, ...]:
-    fence, _, state, expires_at, lease_until, _ = _columns(step.before)
-    return id_of(step.key), fence, state, lease_until, expires_at, *_columns(step.after)
+def _swap_values(before: Record, after: Record) -> tuple[Any, ...]:
+    fence, _, state, expires_at, lease_until, _ = _columns(before)
+    return id_of(before.key), fence, state, lease_until, expires_at, *_columns(after)
+
+
+def _read_values(key: str) -> tuple[Any, ...]:
+    return (id_of(key),)
 
 
 def _columns(record: Record) -> tuple[Any, ...]:
@@ -108,7 +119,24 @@ def _columns(record: Record) -> tuple[Any, ...]:
 
 def record_of(key: str, row: Row) -> Record:
     """The record that a row holds, in the columns after its first."""
-    _, code, fence, lease_until, expires_at, fingerprint, content = row[:7]
+    return _record(key, *row[1:7])
+
+
+def found(key: str, row: Row) -> Found:
+    """The same, with the clock in the last column."""
+    _, code, fence, lease_until, expires_at, fingerprint, content, now = row
+    return make(Found, (_record(key, code, fence, lease_until, expires_at, fingerprint, content), now))
+
+
+def _record(
+    key: str,
+    code: int,
+    fence: int,
+    lease_until: float | None,
+    expires_at: float,
+    fingerprint: bytes | None,
+    content: bytes | None,
+) -> Record:
     try:
         state, once = STATES[code & IN_STATE]
     except KeyError:
@@ -124,24 +152,21 @@ def record_of(key: str, row: Row) -> Record:
     return make(Record, fields)
 
 
-def _found(key: str, row: Row) -> Found:
-    return Found(record_of(key, row), row[7])
-
-
 def added_or_found(key: str, row: Row) -> Any:
+    """What became of a claim's first step."""
     if row[1] is not None:
-        return Found(record_of(key, row), row[7])
+        return found(key, row)
     fence = row[2]
-    return AGAIN if fence is None else Added(fence, fence / MICROS)
+    return AGAIN if fence is None else make(Added, (fence, fence / MICROS))
 
 
 KINDS: dict[type, Kind] = {
-    Add: Kind("add", lambda step: add_values(step.claim), added_or_found, AGAIN),
-    End: Kind("end", lambda step: end_values(step.completion), lambda key, row: DONE, LOOK),
+    Add: Kind("add", add_values, added_or_found, AGAIN),
+    End: Kind("end", end_values, lambda key, row: DONE, LOOK),
     Hold: Kind("hold", _hold_values, lambda key, row: DONE, LOOK),
     Save: Kind("save", _save_values, lambda key, row: DONE, LOOK),
     Swap: Kind("swap", _swap_values, lambda key, row: True, False),
-    Read: Kind("read", lambda step: (id_of(step.key),), _found, NOTHING),
+    Read: Kind("read", _read_values, found, NOTHING),
 }
 """In the order in which they go."""
 
@@ -154,37 +179,41 @@ def _shared(step: Step, reply: Any) -> Any:
 
 
 class Group(NamedTuple):
-    """Steps of one kind, which go as the rows of one statement: the places of each key's steps. The first is sent."""
+    """Steps of one kind, which go as the rows of one statement, in the order of their keys."""
 
     kind: Kind
     keys: list[str]
-    places: list[list[int]]
+    places: list[int]
+    """Where each key's first step is. That one is sent."""
+    others: list[tuple[int, int]]
+    """Where other steps for the same keys are, each after the place of the one that is sent."""
 
     def call(self, sql: Statements, steps: Sequence[Step]) -> Call:
         """The statement that does them."""
         name, values = self.kind.name, self.kind.values
-        if len(self.places) == 1:
-            return Call(sql.one[name], values(steps[self.places[0][0]]))
-        rows = [values(steps[places[0]]) for places in self.places]
+        rows = list(starmap(values, [steps[place] for place in self.places]))
+        if len(rows) == 1:
+            return Call(sql.one[name], rows[0])
         return Call(sql.many[name], list(zip(*rows, strict=True)))
 
     def settle(self, rows: list[Row], steps: Sequence[Step], replies: list[Any]) -> None:
         """Put the replies in their places."""
-        keys, reply_to = self.keys, self.kind.reply
-        answers = [self.kind.without_row] * len(keys)
+        kind, keys, places, others = self
+        if len(rows) < len(places):
+            for place in places:
+                replies[place] = kind.without_row
+        reply_to = kind.reply
         for row in rows:
             number = row[0] - 1
             try:
-                answers[number] = reply_to(keys[number], row)
+                replies[places[number]] = reply_to(keys[number], row)
             except StoreMismatch as error:
-                answers[number] = error
-        for places, reply in zip(self.places, answers, strict=True):
-            replies[places[0]] = reply
-            for place in places[1:]:
-                replies[place] = _shared(steps[places[0]], reply)
+                replies[places[number]] = error
+        for first, place in others:
+            replies[place] = _shared(steps[first], replies[first])
 
 
-def grouped(steps: Sequence[Step], places: Sequence[int], alone: Collection[int] = ()) -> list[Group]:
+def grouped(steps: Sequence[Step], places: Iterable[int], alone: Collection[int] = ()) -> list[Group]:
     """The steps at these places by kind, and by key in the order that everyone keeps to, so that nobody deadlocks.
 
     What is to go alone has a statement of its own.
@@ -192,12 +221,21 @@ def grouped(steps: Sequence[Step], places: Sequence[int], alone: Collection[int]
     if alone:
         ones = [group for place in places if place in alone for group in grouped(steps, (place,))]
         return grouped(steps, [place for place in places if place not in alone]) + ones
-    groups: dict[type, dict[str, list[int]]] = {}
+    groups: dict[type, tuple[dict[str, int], list[tuple[int, int]]]] = {}
     for place in places:
         step = steps[place]
-        groups.setdefault(type(step), {}).setdefault(step.key, []).append(place)
+        kind = type(step)
+        if kind not in groups:
+            groups[kind] = {}, []
+        firsts, others = groups[kind]
+        about: Any = step[0]  # what a step is about begins with its key, or is one
+        first = firsts.setdefault(about if kind is Read else about[0], place)
+        if first != place:
+            others.append((first, place))
     return [
-        Group(kind, keys, [groups[of][key] for key in keys])
+        Group(kind, keys, list(map(firsts.__getitem__, keys)), others)
         for of, kind in KINDS.items()
-        if of in groups and (keys := sorted(groups[of]))
+        if of in groups
+        for firsts, others in (groups[of],)
+        for keys in (sorted(firsts),)
     ]

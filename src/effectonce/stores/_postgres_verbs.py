@@ -85,18 +85,17 @@ class Verbs(SteppingStore):
         steps, replies = list(steps), [AGAIN] * len(steps)
         kept, doubted, alone = self._table.kept, set[int](), set[int]()
         give_up = time.monotonic() + self._table.seconds
-        while places := [place for place, reply in enumerate(replies) if reply is AGAIN or reply is LOOK]:
+        places: Sequence[int] = range(len(steps))
+        while places:
             if time.monotonic() > give_up:
                 error = StoreUnavailable(f"{self._table.shown} always served others first. Try again.")
-                replies = [error if place in places else reply for place, reply in enumerate(replies)]
+                for place in places:
+                    replies[place] = error
                 break
-            for place in places:
-                step = steps[place]
-                if kept and type(step) is Add and step.key in kept:
-                    doubted.add(place)
-                    replies[place] = LOOK
-                if replies[place] is LOOK:
-                    steps[place] = Read(step.key)
+            if kept:
+                doubts = [place for place in places if type(steps[place]) is Add and steps[place].key in kept]
+                doubted.update(doubts)
+                self._look_instead(steps, doubts)
             groups = grouped(steps, places, alone)
             answers = await self.run([group.call(self._table.sql, steps) for group in groups])
             for group, answer in zip(groups, answers, strict=True):
@@ -104,10 +103,16 @@ class Verbs(SteppingStore):
                     self._refused(answer, group, steps, replies, alone)
                 else:
                     group.settle(answer, steps, replies)
+            places = [place for place in places if replies[place] is AGAIN or replies[place] is LOOK]
+            self._look_instead(steps, [place for place in places if replies[place] is LOOK])
         for place in doubted:
             replies[place] = kept_if_nothing(replies[place])
         self.count(list(map(type, replies)).count(Added))
         return replies
+
+    def _look_instead(self, steps: list[Step], places: Iterable[int]) -> None:
+        for place in places:
+            steps[place] = Read(steps[place].key)
 
     def _refused(
         self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any], alone: set[int]
@@ -115,11 +120,10 @@ class Verbs(SteppingStore):
         """A statement failed, for all of its rows: each goes alone if only one of them may be to blame."""
         if refusal.code in TRY_AGAIN:
             return
-        firsts = [places[0] for places in group.places]
-        if len(firsts) > 1 and refusal.code.startswith(ITS_OWN):
-            alone.update(*group.places)
+        if len(group.places) > 1 and refusal.code.startswith(ITS_OWN):
+            alone.update(group.places, [place for _, place in group.others])
             return
-        for place in firsts:
+        for place in group.places:
             step = steps[place]
             if refusal.code != LOCKED:
                 replies[place] = self._table.translated(refusal)

@@ -29,12 +29,12 @@ from ._redis_records import (
     SHORT_FENCES,
     TRAITS,
     Head,
-    found,
     last_of,
     packed,
     short,
+    told,
 )
-from ._steps import DONE, Added, Step, Swap
+from ._steps import DONE, Added, Found, Step, Swap
 
 W = TypeVar("W")
 
@@ -232,6 +232,11 @@ def understood(order: Order, answer: Any) -> Any:
     if type(order) is Swap:
         return False
     return found(key_of(order), answer)
+
+
+def found(key: str, answer: bytes) -> Found:
+    """What is there instead of what a step expected."""
+    return Found(*told(key, answer))
 
 
 def command(*texts: bytes) -> bytes:

@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple
 
 from .._records import NOBODY, Record, State, make
 from ..errors import StoreMismatch
-from ._steps import Found
 
 ABSENT, PENDING, COMPLETED, FAILED, IN_DOUBT = State
 
@@ -106,33 +105,32 @@ def packed(record: Record) -> bytes:
     return b"%c%b%b%b" % (head, fingerprint, short(fence), result or b"")
 
 
-def found(key: str, answer: bytes) -> Found:
-    """What a server told of a key: its clock, the last millisecond of what is there (-1: for ever), and what is there.
-
-    Nearly every duplicate finds a record in a short form.
+def told(key: str, answer: bytes) -> tuple[Record | None, float]:
+    """What a server tells of a key, with its clock: from the clock, the last millisecond of what is there (-1: for
+    ever), and what is there. Nearly every duplicate is told of a record in a short form.
     """
     try:
         unpack, state, has_result, end = SHORT_KINDS[answer[HEAD]]
         now, last, fingerprint, high, low = unpack(answer)
     except (LookupError, error):
-        return _found_in_full(key, answer)
+        return _told_in_full(key, answer)
     fence, result = EPOCH + (high << 32) + low, answer[end:] if has_result else None
     expires_at = (last + 1) / 1000 if last > 0 else inf  # an operator may have made it stay
     record = make(Record, (key, state, NOBODY, fence, fingerprint, 0.0, 1, result, expires_at, False))
-    return make(Found, (record, now / MICROS))
+    return record, now / MICROS
 
 
-def _found_in_full(key: str, answer: bytes) -> Found:
+def _told_in_full(key: str, answer: bytes) -> tuple[Record | None, float]:
     now, last = TIMES.unpack_from(answer)
     if last == NO_KEY:
-        return Found(None, now / MICROS)
+        return None, now / MICROS
     value = answer[HEAD:]
     try:
         state, has_result, form = HEADS[value[0]]
         if form != FULL:  # then it is too short
             raise IndexError
         if state is PENDING:
-            return Found(_unpacked_pending(key, value), now / MICROS)
+            return _unpacked_pending(key, value), now / MICROS
         _, fence, expires_at, once, attempts, size = FULL_START.unpack_from(value)
         end = FULL_START.size + size
         fingerprint = value[FULL_START.size : end]
@@ -142,7 +140,7 @@ def _found_in_full(key: str, answer: bytes) -> Found:
         raise _not_ours(key, value) from None
     result = value[end:] if has_result else None
     fields = (key, state, NOBODY, fence, fingerprint, 0.0, attempts, result, expires_at, once)
-    return Found(make(Record, fields), now / MICROS)
+    return make(Record, fields), now / MICROS
 
 
 def _unpacked_pending(key: str, value: bytes) -> Record:

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar, cast
 from .._protocol import decide_claim, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, State
 from ..errors import StoreError
-from ._redis_commands import Commands, Order, answers, command, order_of, understood
-from ._redis_records import OUTLINE_SIZE, found, outline
+from ._redis_commands import Commands, Order, answers, command, found, order_of, understood
+from ._redis_records import OUTLINE_SIZE, outline, told
 from ._redis_routes import Dialogue, Routes
 from ._redis_wire import Address, Answers, ReplyError, Requests, complaint
 from ._steps import DONE, Conversation, Step, SteppingStore, claiming, ending
@@ -271,6 +271,6 @@ def _decided(claim: Claim, answer: Any) -> Decision | None:
     """What the first step of a claim has decided; None if there is more to do."""
     if type(answer) is int:
         return decide_claim(None, claim, answer / 1_000_000, answer // 1000 - 1)
-    record, now = found(claim.key, answer)
+    record, now = told(claim.key, answer)
     decision = decide_claim(record, claim, now, 0)
     return decision if decision.record is record else None

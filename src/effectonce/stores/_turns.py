@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import ceil
 from typing import Generic, TypeVar, cast
+from weakref import ref
 
 from ._waiters import WAITING, Waiter, answer_all
 
@@ -20,6 +21,9 @@ R = TypeVar("R")
 MOST_AT_ONCE, FEW = 512, 16
 """Steps in one round trip, so that the last caller of a long queue does not wait for all of it; and how many go
 together even if other lanes are free."""
+MANY = 8
+"""Who waits takes no lane of their own while so many times as many are on their way: they go with the next who come
+back. Else whoever went alone once would go alone again and again, beside a crowd."""
 
 
 class Turns(Generic[S, R]):
@@ -36,11 +40,17 @@ class Turns(Generic[S, R]):
     ) -> None:
         self._execute = execute
         self._lanes = lanes
-        self._loop = asyncio.get_running_loop()
-        self._busy = 0
+        self._its_loop = ref(asyncio.get_running_loop())  # whose end may be the end of this
+        self._busy = self._under_way = 0
         self._queue: list[tuple[Sequence[S], Waiter[Sequence[R | Exception]]]] = []
         self._flushing = False
         self._serving: set[asyncio.Task[None]] = set()
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._its_loop()
+        assert loop is not None  # it runs
+        return loop
 
     async def submit(self, steps: Sequence[S]) -> list[R]:
         """Have steps done. Cancelling the caller does not stop what others asked for."""
@@ -53,7 +63,7 @@ class Turns(Generic[S, R]):
     def answers(self, steps: Sequence[S]) -> Awaitable[Sequence[R | Exception]]:
         """The same, with an Exception in place of a reply: no coroutine for who is in a crowd."""
         if not (self._busy or self._queue):
-            self._busy = 1
+            self._busy = self._under_way = 1
             return self._go_alone(steps)
         waiter: Waiter[Sequence[R | Exception]] = Waiter(self._loop)
         self._queue.append((steps, waiter))
@@ -66,6 +76,7 @@ class Turns(Generic[S, R]):
             return await self._execute(steps)
         finally:
             self._busy -= 1
+            self._under_way -= 1
             if self._queue and not self._flushing:
                 self._flush_soon()
 
@@ -77,6 +88,8 @@ class Turns(Generic[S, R]):
     def _flush(self) -> None:
         self._flushing = False
         while self._queue and self._busy < self._lanes:
+            if self._busy > 1 and len(self._queue) * MANY <= self._under_way:
+                break
             share = max(FEW, ceil(len(self._queue) / (self._lanes - self._busy)))
             self._busy += 1
             task = self._loop.create_task(self._serve(self._next(share)))
@@ -108,6 +121,7 @@ class Turns(Generic[S, R]):
 
     async def _round_trip(self, batch: list[tuple[Sequence[S], Waiter[Sequence[R | Exception]]]]) -> None:
         asked = [step for steps, _ in batch for step in steps]
+        self._under_way += len(batch)
         try:
             replies = await self._execute(asked)
         except BaseException as error:
@@ -121,6 +135,8 @@ class Turns(Generic[S, R]):
             if not isinstance(error, Exception):
                 raise
             return
+        finally:
+            self._under_way -= len(batch)
         waiters = [waiter for _, waiter in batch]
         shares: Iterable[Sequence[R | Exception]] = zip(replies, strict=False)
         if len(asked) > len(batch):

@@ -28,7 +28,6 @@ class Waiter(Generic[T]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.answer: T = WAITING
-        self._error: BaseException | None = None
         self._asyncio_future_blocking = True
 
     def done(self) -> bool:
@@ -47,7 +46,7 @@ class Waiter(Generic[T]):
 
     def __await__(self) -> Generator[Waiter[T], None, T]:
         yield self
-        if self._error is not None:
+        if self.answer is NONE:
             raise self._error
         return self.answer
 
