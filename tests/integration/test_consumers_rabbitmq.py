@@ -139,6 +139,22 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str
 
 
 @CLIENTS
+def test_a_dead_letter_queue_that_is_there_need_not_be_made(name: str, queue: Queue) -> None:
+    """A user who may not make it, as nobody may make one of this name, uses the one that others have made."""
+    dead = str(queue._channel.queue_declare("").method.queue)
+    assert dead.startswith("amq."), "which is a name that only the broker gives"
+    queue.publish("undecodable", b"{")
+    queue.publish("good")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, queue, receiver, lambda message: ran.append(message.id), lambda: ran, dead_letter=dead)
+    method, about, _ = queue._channel.basic_get(dead, auto_ack=True)
+    assert method is not None
+    assert about.headers["dead-reason"] == "undecodable"
+    queue._channel.queue_delete(dead)
+
+
+@CLIENTS
 def test_a_letter_that_is_not_taken_keeps_nobody_else_waiting(name: str, queue: Queue) -> None:
     """What is done is acknowledged first; the bad one stays."""
     full = {"x-max-length": 0, "x-overflow": "reject-publish"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,50 @@ def test_a_dead_letter_that_is_too_large_for_kafka_does_not_stop_its_partition(
     count = len(letters)
     assert [each["dead-part"] for each in told] == [f"{number}/{count}" for number in range(1, count + 1)]
     assert {each["dead-reason"] for each in told} == {"undecodable"}
+
+
+@pytest.mark.parametrize("client", ["aiokafka", "confluent-kafka"])
+def test_a_dead_letter_of_kafka_has_the_headers_of_its_record(
+    client: str, place_on: Site, receiver: Receiver
+) -> None:
+    """Also names that repeat, which FastStream can't publish: with a number. One without a value is empty then."""
+    place = place_on("kafka", f"headers-{client}")
+    own = [
+        ("content-type", b"application/json"),
+        ("trace", "ä".encode()),
+        ("dead-reason", b"of an earlier life"),
+        ("hop", b"a"),
+        ("hop", b"b"),
+        ("hop", b"c"),
+        ("hop.2", b"of its own"),
+        ("id", b"poison"),
+        *([("none", None)] if client == "confluent-kafka" else ()),  # with aiokafka it can't be read
+    ]
+    dead = f"{place.name}.dead"
+    place._producer.produce(place.name, b"{", headers=own)
+    place._producer.flush()
+
+    async def main() -> None:
+        servers = place.url.removeprefix("kafka://")
+        made = KafkaBroker if client == "aiokafka" else ConfluentBroker
+        broker: Any = made(servers, middlewares=[Idempotent(receiver)])
+        broker.subscriber(
+            place.name,
+            group_id=place.queue,
+            auto_offset_reset="earliest",
+            ack_policy=AckPolicy.NACK_ON_ERROR,
+        )(noting([], "never"))
+        async with broker:
+            await broker.start()
+            await asyncio.to_thread(wait_until, partial(place._all, dead), seconds=30, what="The letter")
+
+    asyncio.run(main())
+    (letter,) = place._all(dead)
+    told = dict(letter.headers())
+    hops = {name: value for name, value in told.items() if name.startswith("hop")}
+    assert hops == {"hop": b"c", "hop.2": b"of its own", "hop.3": b"b", "hop.4": b"a"}
+    assert (told["trace"], told["id"], told.get("none", b"")) == ("ä".encode(), b"poison", b"")
+    assert (told["dead-reason"], told["dead-reason.2"]) == (b"undecodable", b"of an earlier life")
 
 
 def published(broker: RabbitBroker, *messages: dict[str, Any]) -> list[Any]:

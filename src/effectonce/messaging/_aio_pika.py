@@ -92,12 +92,17 @@ class AioPika:
             raise ConnectionError(str(error)) from error
 
     async def _make_dead_queue(self) -> None:
-        """On a channel of its own: one that finds a queue with other arguments is closed by the broker."""
+        """If it is missing: only who has to make it needs the permission to. One that is there may be otherwise."""
+        if await self._declared(ChannelNotFoundEntity, passive=True) is None:
+            await self._declared(ChannelPreconditionFailed, durable=True)
+
+    async def _declared(self, excused: type[Exception], **how: Any) -> Any:
+        """On a channel of its own: the broker closes one that asks for what can't be. None if that is excused."""
         channel = await self._new_channel()
         try:
-            await channel.declare_queue(self._dead, durable=True)
-        except ChannelPreconditionFailed:  # it is there, and its owner made it otherwise
-            pass
+            return await channel.declare_queue(self._dead, **how)
+        except excused:
+            return None
         finally:
             await self._give_up(channel)
 

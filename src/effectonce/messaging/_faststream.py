@@ -8,8 +8,9 @@ in the client's own message, as the consumers of these brokers do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import chain, count
 from typing import Any, Final
 
 from ..errors import UsageError
@@ -98,8 +99,7 @@ class Kafka(Kind):
         while True:
             try:
                 for value, headers in _kafka.pieces(record, told, largest):
-                    texts = {name: _text(value) for name, value in headers}
-                    await broker.publish(value, where, key=record.key, headers=texts)
+                    await broker.publish(value, where, key=record.key, headers=_carried(headers))
                 return
             except Exception as error:
                 # One that can't be put aside would stop its partition. How much is taken is the client's, the topic's
@@ -234,5 +234,14 @@ def _record(raw: Any) -> _kafka.Record:
     return _kafka.Record(place, raw.offset, raw.key, raw.value, raw.headers, sent)
 
 
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def _carried(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
+    """The headers of a record as FastStream takes them: of one name the last keeps it, and those before have a number.
+
+    All are text: a record with any other FastStream can't read at all. One without a value becomes an empty one.
+    """
+    carried: dict[str, str] = {}
+    for name, value in reversed(headers):
+        names = chain([name], (f"{name}.{number}" for number in count(2)))
+        free = next(each for each in names if each not in carried)
+        carried[free] = (value or b"").decode("utf-8", "replace")
+    return carried

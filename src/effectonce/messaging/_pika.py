@@ -98,15 +98,21 @@ class Pika:
             channel.basic_consume(self._queue, take)
 
     def _make_dead_queue(self) -> None:
-        """On a channel of its own: one that finds a queue with other arguments is closed by the broker."""
+        """If it is missing: only who has to make it needs the permission to. One that is there may be otherwise."""
+        if self._declared(NOT_FOUND, passive=True) is None:
+            self._declared(PRECONDITION_FAILED, durable=True)
+
+    def _declared(self, excused: int, **how: Any) -> Any:
+        """On a channel of its own: the broker closes one that asks for what can't be. None if that is excused."""
         channel = self._connection.channel()
         try:
-            channel.queue_declare(self._dead, durable=True)
+            found = channel.queue_declare(self._dead, **how)
         except ChannelClosedByBroker as error:
-            if error.reply_code != PRECONDITION_FAILED:  # else it is there, and its owner made it otherwise
+            if error.reply_code != excused:
                 raise
-            return
+            return None
         channel.close()
+        return found
 
     async def fetch(self, most: int) -> Sequence[Delivery]:
         now = time.monotonic()
