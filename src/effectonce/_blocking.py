@@ -49,7 +49,8 @@ def not_awaited(attempt: Attempt, handler: Awaitable[object]) -> ColourMismatch:
     if isinstance(handler, Coroutine):
         handler.close()
     return ColourMismatch(
-        "The handler returned a coroutine to a blocking call; it was not run. Use the awaitable form of this call.",
+        "The handler returned a coroutine to a blocking call; it was not run. Use the awaitable form of this call; "
+        "what is decorated has to be an `async def` for that.",
         key=attempt.key,
     )
 

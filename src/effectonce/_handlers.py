@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
+from types import FunctionType, MethodType
 from typing import Any
 
 from .errors import ColourMismatch, UsageError
 
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 NOT_PLAIN = inspect.CO_COROUTINE | GENERATORS
+FUNCTIONS = (FunctionType, MethodType)
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
@@ -21,11 +23,13 @@ def is_plain(handler: Callable[..., Any]) -> bool:
     except AttributeError:
         if not callable(handler):
             raise UsageError(f"{handler!r} can't be called, so it can't handle anything.") from None
-        return not any(_is_async(each) or _is_generator(each) for each in (handler, type(handler).__call__))
+        return not (is_awaited(handler) or _is_generator(handler) or _is_generator(type(handler).__call__))
 
 
-def _is_async(handler: Any) -> bool:
-    return inspect.iscoroutinefunction(handler)
+def is_awaited(function: Any) -> bool:
+    """Whether a function has to be awaited: a coroutine function, or an object whose ``__call__`` is one."""
+    called = getattr(type(function), "__call__", None)  # noqa: B004 - of the class: None, which is no function, has none
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def _is_generator(handler: Any) -> bool:
@@ -53,16 +57,24 @@ def refuse(handler: Any, instead: str) -> None:
     raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.{instead}(...)` for it.")
 
 
+def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
+    """What an annotation says of a function's result, or of a parameter; Any if it says nothing that can be resolved.
+
+    A partial function is asked what it was made of, an object how it is called, and a class makes instances of itself.
+    """
+    if name in (getattr(function, "__annotations__", None) or ()) and not isinstance(function, type):
+        return resolved_hint(function, name)
+    if isinstance(function, partial):
+        return hint_of(function.func, name)
+    if isinstance(function, type):
+        return function if name == "return" else Any
+    return Any if type(function) in FUNCTIONS else resolved_hint(type(function).__call__, name)
+
+
 @lru_cache(maxsize=1024)
-def resolved_hint(handler: Callable[..., Any]) -> Any:
-    """The type that a handler says it returns."""
+def resolved_hint(function: Callable[..., Any], name: str = "return") -> Any:
+    """The same of what has the annotation itself, remembered."""
     try:
-        return typing.get_type_hints(handler, include_extras=True).get("return", Any)
+        return typing.get_type_hints(function, include_extras=True).get(name, Any)
     except Exception:  # an annotation that can't be resolved says nothing about the type
         return Any
-
-
-def hint_of(handler: Callable[..., Any]) -> Any:
-    """The same; what says nothing of it costs no look."""
-    annotations = getattr(handler, "__annotations__", None)
-    return resolved_hint(handler) if annotations and "return" in annotations else Any

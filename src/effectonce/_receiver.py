@@ -9,6 +9,7 @@ import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, codec, keys
@@ -18,7 +19,7 @@ from ._blocking import Blocking, run
 from ._durations import Duration, seconds
 from ._flow import Colour, Flow
 from ._fork import tell_of_forks
-from ._handlers import check_awaited, hint_of, is_plain, refuse, resolved_hint
+from ._handlers import check_awaited, hint_of, is_plain, refuse
 from ._keeper import Keeper
 from ._messages import Message, Outcome
 from ._operations import CLAIM_OPERATION, Functions, message_prefix, own_name
@@ -397,8 +398,8 @@ class Receiver:
             else:
                 prefix = self._prefix
         if hint is None:
-            annotations = getattr(handler, "__annotations__", None)
-            hint = resolved_hint(handler) if annotations and "return" in annotations else Any
+            says_nothing = type(handler) is FunctionType and "return" not in handler.__annotations__
+            hint = Any if says_nothing else hint_of(handler)
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
         may_create = sent is None or policy.late == "process" or self._age(sent) <= policy.keep
         lease, keep, once, most = policy.terms

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from . import keys
 from ._answers import Call, call_of
 from ._blocking import run
+from ._handlers import hint_of, is_awaited
 from .codec import Unencodable
 from .errors import InvalidKey, UsageError
 from .policy import Policy
@@ -150,10 +150,7 @@ class _Decorated(Generic[P, R]):
 
     @functools.cached_property
     def _hint(self) -> Any:
-        try:
-            return typing.get_type_hints(self._function, include_extras=True).get("return", Any)
-        except Exception:  # an annotation that can't be resolved says nothing about the type
-            return Any
+        return hint_of(self._function)
 
     def __reduce__(self) -> str:
         """By its name, as functions are pickled: for pools of processes."""
@@ -273,7 +270,7 @@ def decorate(
     receiver: Receiver, function: Callable[P, Any], identity: Identity, policy: Policy, on: str = ""
 ) -> Function[P, Any] | AsyncFunction[P, Any]:
     """Make the object of the right colour."""
-    if inspect.iscoroutinefunction(function):
+    if is_awaited(function):
         decorated = AsyncFunction[P, Any](receiver, function, identity, policy, on)
         if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(decorated)

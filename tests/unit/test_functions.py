@@ -799,6 +799,22 @@ def test_any_callable_may_be_decorated(memory: Receiver, colour: Colour) -> None
     assert decorated("o-1") == decorated(order_id="o-1") == ("o-1", 5)
 
 
+def test_a_coroutine_function_may_be_an_object(memory: Receiver) -> None:
+    """An object whose __call__ is a coroutine function is awaited, like a partial coroutine function."""
+
+    class Pay:
+        async def __call__(self, order_id: str) -> str:
+            return f"{order_id} is paid"
+
+    decorated: Any = memory.idempotent(operation="pay", key="order_id")(Pay())
+
+    async def twice() -> list[str]:
+        return [await decorated("o-1"), await decorated("o-1")]
+
+    assert is_coroutine_function(decorated)
+    assert asyncio.run(twice()) == ["o-1 is paid"] * 2
+
+
 def test_a_callable_without_a_name_needs_an_operation(memory: Receiver) -> None:
     """An error of the tree says so when it is decorated."""
     import functools

@@ -8,11 +8,11 @@ it gets None where the step's result is not known, because it failed or its proc
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any, Final
 
 from .._durations import Duration, seconds
+from .._handlers import is_awaited
 from ..codec import module_of
 from ..errors import UsageError
 from ._outline import Group, Outline, Task
@@ -99,23 +99,9 @@ def outline_of(steps: tuple[Any, ...], timeout: Duration | None) -> Outline:
     return outline._replace(groups=tuple(groups))
 
 
-def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
-    """What an annotation says; Any if it says nothing that can be resolved."""
-    try:
-        return typing.get_type_hints(function, include_extras=True).get(name, Any)
-    except Exception:
-        return Any
-
-
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a step's function."""
     return list(inspect.signature(function).parameters.values())
-
-
-def awaits(function: Callable[..., Any] | None) -> bool:
-    """Whether a function has to be awaited."""
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - of the class: an object may be a coroutine function
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _task(
@@ -141,7 +127,9 @@ def _task(
     if not all(isinstance(each, type) and issubclass(each, Exception) for each in types):
         raise UsageError(f"{called}: refused={refused!r} must be exception types, such as (CardDeclined,).")
     limit = None if timeout is None else seconds(timeout, "timeout")
-    if limit is not None and not all(awaits(each) for each in (action, undo) if each not in (None, unsaid)):
+    if limit is not None and not all(
+        is_awaited(each) for each in (action, undo) if each not in (None, unsaid)
+    ):
         raise UsageError(
             f"{called}: timeout= needs coroutine functions, because nothing else can be stopped. Give the client that "
             "the function calls a time-out of its own."

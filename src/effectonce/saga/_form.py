@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from .. import _progress, codec
+from .._handlers import hint_of
 from ._decisions import BEGIN, Entry, Trail
-from ._definition import hint_of, parameters_of
+from ._definition import parameters_of
 from ._outline import Outline
 
 _typed_dict: Any = TypedDict  # made at run time, of hints that only exist then

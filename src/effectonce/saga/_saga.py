@@ -10,6 +10,7 @@ from .._answers import call_of
 from .._attempt import current
 from .._blocking import run
 from .._durations import Duration
+from .._handlers import is_awaited
 from .._messages import Outcome
 from .._records import State
 from ..errors import (
@@ -26,7 +27,7 @@ from ..errors import (
 from ..policy import Policy, Resolution
 from ..transactions._receiver import OnConnection
 from ._decisions import BEGIN, Moment, Trail
-from ._definition import awaits, outline_of
+from ._definition import outline_of
 from ._driver import NOTHING, Driver, Rest, Unfinished
 from ._form import Form
 from ._outline import Group
@@ -81,7 +82,7 @@ class Saga:
         self.policy = _own_policy(given, given.max_result * (1 + len(self.outline.tasks)) + BOOKKEEPING)
         self.clock: Callable[[], float] = receiver._clock
         functions = [each for task in self.outline.tasks for each in (task.action, task.undo)]
-        self.awaits = any(awaits(function) for function in functions)
+        self.awaits = any(is_awaited(function) for function in functions)
         keys.prefix(self._scope, self.operation, version)
 
     # What people call

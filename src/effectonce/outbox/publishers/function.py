@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ..._handlers import is_awaited
 from .._events import Event, Publisher, Results, Unsent, never_awaited
 
 AT_ONCE = 32
@@ -15,10 +16,7 @@ AT_ONCE = 32
 
 def around(function: Callable[[Event], object]) -> Publisher:
     """The publisher that calls a function, or awaits a coroutine function."""
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
-    )
-    return _Awaited(function) if is_async else _Called(function)
+    return _Awaited(function) if is_awaited(function) else _Called(function)
 
 
 def _meaning(error: Exception) -> Exception:
