@@ -273,6 +273,32 @@ def test_a_request_that_stays_without_answer_is_outstanding_until_it_is_sent_aga
     assert len(shop.charges) == 2
 
 
+def test_a_challenge_is_answered_under_the_number_that_met_it(shop: Shop) -> None:
+    """A 401 says nothing of an earlier try, whose answer got lost: what follows it has the same number."""
+
+    class Guarded(httpx.BaseTransport):
+        sent = 0
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            self.sent += 1
+            if self.sent == 2:  # meanwhile the nonce is too old
+                challenge = 'Digest realm="shop", nonce="n", qop="auth"'
+                return httpx.Response(401, headers={"www-authenticate": challenge}, content=b"")
+            response = plain.handle_request(request)
+            if self.sent == 1:
+                raise httpx.ReadError("lost")
+            return response
+
+    plain = httpx.WSGITransport(shop.wsgi())
+    with httpx.Client(transport=plain, base_url="http://shop", headers=ADA) as client:
+        session = http_session("/session", client)
+    transport = SessionTransport(session, Guarded(), rules=QUICK)
+    with httpx.Client(transport=transport, headers=ADA, auth=httpx.DigestAuth("ada", "secret")) as client:
+        answer = client.post("http://shop/pay", json=1)
+    assert (answer.status_code, answer.headers["x-idempotency-replayed"]) == (201, "true")
+    assert (session.outstanding, session.acked, len(shop.charges)) == ([], 1, 1)
+
+
 class Cut(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """Answers whose length nobody knows, of which the first breaks off."""
 
