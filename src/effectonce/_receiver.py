@@ -235,13 +235,17 @@ class Receiver:
         version: str | int = "",
         scope: str | None = None,
         policy: Policy | None = None,
+        hint: Any = Any,
     ) -> Claiming:
-        """Claim a key for a block: ``with receiver.claim("key") as claim``, or ``async with``."""
+        """Claim a key for a block: ``with receiver.claim("key") as claim``, or ``async with``.
+
+        ``hint`` is the type of its result, where that is none of plain data.
+        """
         if isinstance(key, Key):
             named = Key.of(key.id, key.operation, key.scope, key.version)
         else:
             named = Key.of(key, operation, self.scope if scope is None else scope, version)
-        return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy)))
+        return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy), hint))
 
     def on(self, connection: Any) -> Receiver:
         """The receiver for calls inside the transaction that a connection is in: record and effect commit together.

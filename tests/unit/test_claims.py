@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from contextvars import copy_context
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from effectonce import (
     current,
 )
 from effectonce.claims import Claiming
-from effectonce.errors import ColourMismatch, InvalidKey, UsageError
+from effectonce.errors import ColourMismatch, InvalidKey, ResultUnavailable, UsageError
 from effectonce.keys import Key
 from effectonce.testing.clocks import ManualClock
 
@@ -49,6 +51,12 @@ def block(colour: Colour, claiming: Claiming, inside: Block) -> Claiming:
         return claim
 
     return asyncio.run(main())
+
+
+@dataclass
+class Report:
+    pages: int
+    at: datetime
 
 
 def never(_: Claiming) -> Any:
@@ -346,3 +354,14 @@ def test_a_step_may_be_left_elsewhere_than_it_was_entered(receiver: Receiver) ->
         step.complete(4)
         step.__exit__(None, None, None)
         assert claim.attempt.step("charge", lambda: current().key_for("x")) != claim.attempt.key_for("x")
+
+
+def test_a_typed_result_comes_back_by_its_hint(receiver: Receiver, colour: Colour) -> None:
+    """A block has no annotation, so the claim says what its result is; without that, repeats are told why not."""
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    for _ in range(2):
+        claim = block(colour, receiver.claim("typed", hint=Report), lambda _: Report(12, at))
+        assert claim.value == Report(12, at)
+    block(colour, receiver.claim("untyped"), lambda _: Report(12, at))
+    with pytest.raises(ResultUnavailable, match="Report"):
+        block(colour, receiver.claim("untyped"), never)
