@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from tempfile import SpooledTemporaryFile
-from types import CoroutineType, coroutine
+from types import coroutine
 from typing import IO, Any
 
-from ._exchange import Hasher, Problem, fingerprint_of
+from ._exchange import Hasher, Problem, fingerprint_of, head_of
 from ._rules import Rules
 
 Message = Any
@@ -22,8 +22,14 @@ Body = bytes | IO[bytes]
 
 IN_MEMORY = 1 << 20
 """A longer body waits on the disk for the app to read it."""
+MOST_HEADS, LONGEST_HEAD = 256, 1024
+"""What is longer is not held to be known again."""
 PIECE = 1 << 16
 """How much of it is read from there at once; and how much JSON is read without leaving the event loop."""
+
+
+NOTHING: Any = None
+"""Is to come after what is there."""
 
 
 class Gone(Exception):
@@ -35,26 +41,43 @@ def begin(receive: Receive) -> tuple[Message | None, Awaitable[Message]]:
 
     What is there already needs no clock, which would cost more than its hash.
     """
-    coming = receive()
-    if type(coming) is not CoroutineType:
-        return None, coming
-    try:
-        return None, _go_on(coming, coming.send(None))
-    except StopIteration as there:
-        return there.value, coming
+    heard: list[Message] = []
+    coming = _hear(receive, heard).__await__()
+    awaited = next(coming, None)
+    return (heard[0], NOTHING) if heard else (None, _go_on(coming, awaited, heard))
+
+
+async def _hear(receive: Receive, heard: list[Message]) -> None:
+    """It gives nothing, because a coroutine that gives something does so by an exception."""
+    heard.append(await receive())
 
 
 def asked_at_once(scope: Any, rules: Rules, message: Message, declared: int | None) -> bytes | None:
-    """What was asked by a request whose first message is all of it, and well; None if ``take_in`` has to look."""
-    if message["type"] != "http.request" or message.get("more_body") or rules.fingerprint != "body":
-        return None
+    """What was asked by a request whose first message is all of it, as declared; else ``take_in`` has to look."""
     body = message.get("body")
-    if type(body) is not bytes:
+    if (
+        type(body) is not bytes
+        or len(body) != declared
+        or message.get("more_body")
+        or message["type"] != "http.request"
+        or rules.fingerprint != "body"
+    ):
         return None
-    size = len(body)
-    if size > rules.max_request or (declared is not None and size != declared):
-        return None
-    return fingerprint_of(scope["method"], path_of(scope), scope["query_string"], body)
+    asked = scope["method"], scope.get("raw_path"), scope["query_string"]
+    return fingerprint_of(_heads.get(asked) or _head_in(scope, asked), body)
+
+
+_heads: dict[tuple[str, bytes, bytes], bytes] = {}
+"""What goes before the bodies of requests, by method, path and query: most are of a few kinds."""
+
+
+def _head_in(scope: Any, asked: tuple[str, bytes, bytes]) -> bytes:
+    head = head_of(scope["method"], path_of(scope), scope["query_string"])
+    if asked[1] and len(head) <= LONGEST_HEAD:
+        if len(_heads) >= MOST_HEADS:
+            _heads.clear()
+        _heads[asked] = head
+    return head
 
 
 async def take_in(
@@ -189,18 +212,19 @@ async def in_time(rules: Rules) -> AsyncIterator[None]:
 
 
 @coroutine
-def _go_on(coming: Any, awaited: Any) -> Generator[Any, Any, Message]:
+def _go_on(coming: Any, awaited: Any, heard: list[Message]) -> Generator[Any, Any, Message]:
     """Go on with a coroutine that waits for something."""
-    while True:
+    while not heard:
         try:
             try:
-                heard = yield awaited
+                answer = yield awaited
             except BaseException as error:
                 awaited = coming.throw(error)
             else:
-                awaited = coming.send(heard)
-        except StopIteration as done:
-            return done.value
+                awaited = coming.send(answer)
+        except StopIteration:
+            break
+    return heard[0]
 
 
 # -- Parts ---------------------------------------------------------------------------------------------------------

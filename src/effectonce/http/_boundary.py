@@ -373,7 +373,8 @@ class Exchange:
     def conclude(self, answer: Answer) -> Completion | None:
         """What to tell the store of an answer that is to be remembered; None for any other, which ``record`` knows."""
         attempt, wish = self.attempt, self.wish
-        if self._failure(answer[0]) is not None:
+        rules = self.rules
+        if wish.nothing_happened or word_on(answer[0], rules.on_server_error, rules.not_yet) != "remember":
             return None
         if wish.keep is not None:
             attempt.claim = attempt.claim._replace(keep=wish.keep)
@@ -453,7 +454,7 @@ class Exchange:
         wish = self.wish
         if wish.nothing_happened:
             return NotApplied()
-        word = word_on(status, self.rules.on_server_error)
+        word = word_on(status, self.rules.on_server_error, self.rules.not_yet)
         if word == "remember":
             return None
         if status >= 500 and wish.raised is not None:

@@ -109,28 +109,21 @@ def quoted(key: str, line: bytes | None = None) -> bytes:
 Fingerprint = Literal["body", "json"]
 
 
-def fingerprint_of(method: str, path: bytes, query: bytes, body: bytes) -> bytes:
-    """What was asked under a key: 16 bytes that tell one request from another."""
-    is_long = len(path) + len(query) > KNOWN_BYTES
-    head = _head.__wrapped__(method, path, query) if is_long else _head(method, path, query)
+def fingerprint_of(head: bytes, body: bytes) -> bytes:
+    """What was asked under a key: 16 bytes that tell one request from another. ``head_of`` gives what goes first."""
     return sha256(head + body).digest()[:16]
 
 
-@lru_cache(maxsize=256)
-def _head(method: str, path: bytes, query: bytes) -> bytes:
+def head_of(method: str, path: bytes, query: bytes) -> bytes:
     """With their lengths in front, no move of the borders between the parts gives the same bytes."""
     return b"%b %d %d\n%b%b" % (method.encode("latin-1"), len(path), len(query), path, query)
-
-
-KNOWN_BYTES = 1024
-"""What is longer is not held to be known again."""
 
 
 class Hasher:
     """What was asked under a key, taken in piece by piece."""
 
     def __init__(self, method: str, path: bytes, query: bytes, form: Fingerprint = "body") -> None:
-        self._hash = sha256(_head.__wrapped__(method, path, query))
+        self._hash = sha256(head_of(method, path, query))
         self._document: list[bytes] | None = [] if form == "json" else None
 
     def update(self, piece: bytes) -> None:
@@ -310,11 +303,11 @@ NOT_YET: frozenset[int] = frozenset({408, 425, 429})
 """Refusals of the moment: a retry is what they ask for."""
 
 
-def word_on(status: int, on_server_error: OnServerError) -> Word:
+def word_on(status: int, on_server_error: OnServerError, not_yet: frozenset[int]) -> Word:
     """What an answer's status says about the effect."""
     if status >= 500:
         return on_server_error
-    return "release" if status in NOT_YET else "remember"
+    return "release" if status in not_yet else "remember"
 
 
 class ServerFault(Exception):

@@ -195,7 +195,8 @@ class _Covered:
             except BaseException as error:
                 await self._end_badly(error)
             finally:
-                self._let_go()
+                if self._body is not None:
+                    self._let_go()
                 if self._recorder is not None:
                     await self._recorder
             if not heard.done():
@@ -233,8 +234,8 @@ class _Covered:
             raise error
 
     def _let_go(self) -> None:
-        if self._body is not None:
-            close(self._body)
+        """Close what the app has not read."""
+        close(self._body)
 
     async def _end_with_app(self) -> None:
         """The app has returned, and its answer is not recorded yet."""
@@ -298,8 +299,12 @@ class _Covered:
         if len(piece) != self._length or self._length > self._rules.max_response or self.instead is not None:
             await self._complete(piece)
             return
-        begun, exchange = self._start(), self.exchange  # in one piece, as most are: again written out
-        answer = make(Answer, (begun.status, begun.headers, bytes(piece)))
+        begun, exchange = (
+            self._said or self._start(),
+            self.exchange,
+        )  # in one piece, as most are: again written out
+        self._recording = True
+        answer = make(Answer, (begun[0], begun[1], bytes(piece)))
         completion, colour = exchange.conclude(answer), exchange.colour
         said = exchange.first(
             answer
@@ -320,8 +325,8 @@ class _Covered:
             self._on_its_way.set()
         try:
             send = self._send
-            await send({"type": "http.response.start", "status": said.status, "headers": said.headers})
-            await send({"type": "http.response.body", "body": said.body or b"", "more_body": False})
+            await send({"type": "http.response.start", "status": said[0], "headers": said[1]})
+            await send({"type": "http.response.body", "body": said[2] or b"", "more_body": False})
         except Exception as error:
             self._unsent = error
 
@@ -406,7 +411,7 @@ class _Claimable(_Covered):
         self, middleware: IdempotencyMiddleware, rules: Rules, scope: Any, receive: Receive, send: Send
     ) -> None:
         self._middleware, self._rules, self._scope = middleware, rules, scope
-        self._receive, self._send, self._body = receive, send, None
+        self._receive, self._send, self._body = receive, send, b""
         self._passing = Passing(scope, rules, receive, keep=rules.key is not None)
 
     async def let_pass(self, lines: Sequence[bytes], length: int | None) -> None:
