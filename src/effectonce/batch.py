@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from threading import get_ident
 from types import CoroutineType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from . import _answers as answers
 from ._answers import Call
@@ -55,6 +55,8 @@ async def in_pieces(
     process: Callable[[list[Slot]], Awaitable[list[Outcome[Any]]]],
 ) -> list[Outcome[Any]]:
     """Process so many at a time; outcomes in order, among them those of slots that have theirs already."""
+    if 0 < len(slots) <= size and Outcome not in map(type, slots):  # nearly every batch
+        return await process(cast("list[Slot]", slots))
     good: list[Slot] = [slot for slot in slots if not isinstance(slot, Outcome)]
     outcomes: list[Outcome[Any]] = []
     for start in range(0, len(good), size):
