@@ -13,7 +13,7 @@ from .._durations import Duration, seconds
 from .._receiver import Receiver
 from ..errors import UsageError
 from ..policy import Policy
-from ._exchange import SPECIFICATION, Fingerprint, Header, OnServerError, ServerFault
+from ._exchange import NOT_YET, SPECIFICATION, Fingerprint, Header, OnServerError, ServerFault
 
 T = TypeVar("T")
 
@@ -79,6 +79,7 @@ class RuleWords(TypedDict, total=False):
     strict: bool
     busy: Busy
     on_server_error: OnServerError
+    not_yet: Iterable[int]
     keep: Duration | None
     policy: Policy | None
     fingerprint: Fingerprint
@@ -102,6 +103,7 @@ class Rules:
     strict           accept a key only as a string in double quotes
     busy             a repeat of a running request: 409, 425 or 202 at once, or "wait" for its answer
     on_server_error  after a 5xx: "release" (a retry may run), "remember" (it is the answer) or "in_doubt"
+    not_yet          further statuses of 4xx that are no answers: a retry may run, as after 408, 425 and 429
     keep             how long an answer is remembered; by default as the receiver's policy says
     policy           everything else about it; by default the receiver's
     fingerprint      what of the body counts: "body", its bytes; "json", what it says
@@ -121,6 +123,7 @@ class Rules:
     strict: bool = False
     busy: Busy = 409
     on_server_error: OnServerError = "release"
+    not_yet: frozenset[int] = NOT_YET
     keep: Duration | None = None
     policy: Policy | None = None
     fingerprint: Fingerprint = "body"
@@ -156,6 +159,10 @@ class Rules:
             raise UsageError(
                 f"methods={self.methods!r}: name methods that change something, such as ['POST', 'PATCH', 'PUT']."
             )
+        not_yet: Any = self.not_yet
+        not_yet = tuple(not_yet) if isinstance(not_yet, Iterable) else (not_yet,)
+        if not all(isinstance(status, int) and 400 <= status < 500 for status in not_yet):
+            raise UsageError(f"not_yet={self.not_yet!r}: name statuses from 400 to 499, such as (401,).")
         if self.policy is not None and not isinstance(self.policy, Policy):
             raise UsageError(f'policy={self.policy!r} is not a Policy. Write Policy(lease="1m", ...).')
         key: Any = self.key
@@ -166,6 +173,7 @@ class Rules:
             if number is not None and (type(number) is not int or number < 0):
                 raise UsageError(f"{name}={number!r} must be a whole number, 0 or more.")
         object.__setattr__(self, "methods", methods)
+        object.__setattr__(self, "not_yet", NOT_YET.union(not_yet))
         object.__setattr__(self, "header_name", self.header.lower().encode())
         object.__setattr__(self, "replayed", (self.replayed_header.lower().encode(), b"true"))
         exposed = f"{self.header}, {self.replayed_header}".encode()
