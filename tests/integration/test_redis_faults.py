@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 from tests.crash.sink import Sink, Stale
-from tests.integration.redis_helpers import COLOURS, claim_of, clients, ending_of, hold, in_colour
+from tests.integration.redis_helpers import (
+    COLOURS,
+    claim_of,
+    clients,
+    ending_of,
+    hold,
+    hold_and_look,
+    in_colour,
+)
 from tests.integration.sqlite_helpers import Caller
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
@@ -168,7 +176,7 @@ def test_a_cut_connection_fails_who_was_waiting_and_nobody_else(valkey: HasURL, 
             hold(store, "warm")
             proxy.stall()
             waiting = [Caller(lambda n=n: run(store.claim(claim_of(f"key {n}")))) for n in range(10)]
-            wait_until(lambda: proxy.connections >= 2, what="One under way, and one for all others")
+            wait_until(lambda: proxy.connections >= 2, what="Several under way")
             proxy.cut()
             proxy.heal()
             for caller in waiting:
@@ -177,6 +185,19 @@ def test_a_cut_connection_fails_who_was_waiting_and_nobody_else(valkey: HasURL, 
             assert run(store.claim(claim_of("after"))).verdict is Verdict.CLAIMED
 
         asyncio.run(crowd()) if colour == "asyncio" else threads()
+
+
+def test_connections_cut_while_they_are_idle(valkey: HasURL) -> None:
+    """Nobody hears of it: each thread that meets one asks again on a new one."""
+    with FaultProxy(valkey.url) as proxy, RedisStore(proxy.url, prefix=f"{uuid4()}:") as store:
+        proxy.stall()
+        crowd = [Caller(lambda n=n: hold(store, f"before {n}")) for n in range(4)]
+        wait_until(lambda: proxy.connections == 4, what="A connection for each")
+        proxy.heal()
+        assert all(caller.answer() for caller in crowd)
+        proxy.cut()
+        crowd = [Caller(lambda n=n: hold_and_look(store, f"after {n}")) for n in range(4)]
+        assert all(caller.answer() for caller in crowd)
 
 
 # Killed and restarted

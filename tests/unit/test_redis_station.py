@@ -78,7 +78,7 @@ class Wire:
     def __init__(self, world: World, address: Address) -> None:
         self._world, self._address = world, address
         self._sent = ""
-        self.used = self.is_open = self.is_closed = False
+        self.used = self.is_open = self.is_closed = self.is_stale = False
 
     def open(self) -> None:
         self.is_open = True
@@ -95,6 +95,8 @@ class Wire:
         self._world.asked.append(self._sent)
 
     def read(self, count: int) -> list[Any]:
+        if self.is_stale:
+            raise ConnectionError
         assert self._world.gates[self._sent].wait(60)
         sent, self._sent = self._sent, ""
         return [self._world.reply(sent)] * count
@@ -123,6 +125,21 @@ def test_callers_at_the_same_time_have_a_connection_each(world: World) -> None:
     world.open("c")
     assert (first.answer(), third.answer()) == ("a", "c")
     assert len(world.opened) == 2
+
+
+def test_connections_that_the_server_has_closed_meanwhile(world: World) -> None:
+    """It was started again, say: who meets an old connection asks on a new one, and not on another of the old."""
+    callers = world.under_way("a", "b")
+    world.open("a")
+    world.open("b")
+    assert [caller.answer() for caller in callers] == ["a", "b"]
+    for wire in world.wires:
+        wire.is_stale = True
+    callers = world.under_way("c", "d")
+    world.open("c")
+    world.open("d")
+    assert [caller.answer() for caller in callers] == ["c", "d"]
+    assert [wire.is_closed for wire in world.opened] == [True, True, False, False]
 
 
 def test_the_others_wait_in_line(world: World) -> None:

@@ -227,7 +227,7 @@ class Station:
         return wire
 
     def finish(self, request: Request, wire: Wire) -> list[Any]:
-        """Wait for replies. If the connection was closed before they were asked for, ask again on another."""
+        """Wait for replies. If the connection was closed before they were asked for, ask again on a new one."""
         data, count = request
         if self._confirm:
             data, count = data + self._confirm, count + 1
@@ -237,8 +237,9 @@ class Station:
             except ConnectionError:
                 if not wire.used:
                     raise
-                self.drop(wire)
-                wire = self._lend()
+                wire.close()
+                self._wires.discard(wire)
+                wire = self._opened(self._new())  # in its place; what is idle may be as old
                 wire.write(data)
                 replies = wire.read(count)
         except BaseException as error:
@@ -303,11 +304,18 @@ class Station:
     def _lend(self) -> Wire:
         """A connection that is free, or a new one."""
         wire = self._free() or self._wait_in_line()
-        if not wire.is_open:
-            try:
-                wire.open()
-            except BaseException as error:
-                self._lose(wire, error)
+        return wire if wire.is_open else self._opened(wire)
+
+    def _opened(self, wire: Wire) -> Wire:
+        try:
+            wire.open()
+        except BaseException as error:
+            self._lose(wire, error)
+        return wire
+
+    def _new(self) -> Wire:
+        wire = Wire(self._target, self._address)
+        self._wires.add(wire)
         return wire
 
     def _free(self) -> Wire | None:
@@ -316,8 +324,7 @@ class Station:
             raise closed()
         with suppress(IndexError):
             return self._idle.pop()
-        wire = Wire(self._target, self._address)
-        self._wires.add(wire)
+        wire = self._new()
         if len(self._wires) <= MOST_AT_ONCE:
             return wire
         self._wires.discard(wire)
