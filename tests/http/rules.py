@@ -25,7 +25,7 @@ NOT_A_KEY = [
     '"tab\there"',
     '"umlaut \xfc"',
 ]
-REMEMBERED = ["200", "202", "204", "303", "400", "402", "404", "409"]
+REMEMBERED = ["200", "202", "204", "303", "400", "401", "402", "404", "409"]
 NOT_YET = ["408", "425", "429"]
 
 
@@ -390,6 +390,14 @@ class HttpRules:
         first, second = site.twice(f"/plain/{status}", key)
         assert (first.status, second.status, second.replayed) == (int(status), int(status), False)
         assert site.world.count(key) == 2
+
+    def test_rule_08_further_refusals_are_not_remembered_when_asked(self, site: Site) -> None:
+        """Whoever had no valid token repeats the request with a new one; what else was said of refusals holds."""
+        for status, count in (("401", 2), ("429", 2), ("402", 1)):
+            key = site.new()
+            first, second = site.twice(f"/challenge/{status}", key)
+            assert (first.status, second.status, second.replayed) == (int(status), int(status), count == 1)
+            assert site.world.count(key) == count
 
     @pytest.mark.parametrize("what", ["500", "503", "raise", "break-off"])
     def test_rule_08_a_fault_releases_the_key(self, site: Site, what: str) -> None:

@@ -166,7 +166,7 @@ MENU: dict[str, Callable[[int, bytes], Dish]] = {
     "ready": _status(200),
     **{
         str(status): _status(status)
-        for status in (200, 202, 204, 400, 402, 404, 408, 409, 425, 429, 500, 503)
+        for status in (200, 202, 204, 400, 401, 402, 404, 408, 409, 425, 429, 500, 503)
     },
     "303": _status(303, ("Location", "/elsewhere")),
 }
@@ -201,6 +201,7 @@ ROUTES = [
     Route("/once/**", busy="wait", policy=Policy(lease=LEASE_SECONDS, on_crash="in_doubt")),
     Route("/remember/**", on_server_error="remember"),
     Route("/doubt/**", on_server_error="in_doubt"),
+    Route("/challenge/**", not_yet=(401,)),
     Route("/types/**", policy=Policy(in_doubt=(NoAnswer,))),
     Route("/small/**", max_request=SMALL_REQUEST, max_response=SMALL_RESPONSE),
     Route("/stripe/**", replayed_header="Idempotent-Replayed"),
