@@ -48,6 +48,9 @@ NOWHERE: Final[Address] = ("", 0)
 class RedisStore(Verbs):
     """A store in the Redis or Valkey server, or the cluster, that a URL names.
 
+    Threads have a connection each while they ask, at most 64 to a server, and one while they wait for another process;
+    an event loop has one for all of its tasks.
+
     prefix      begins the name of every key; no store's prefix may begin another's in the same database
     timeout     how many seconds a server may take to answer before StoreUnavailable
     durability  "server": an answer survives what the server is set up to survive; "wait:1": it has been confirmed by
