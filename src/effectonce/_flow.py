@@ -190,9 +190,8 @@ class Flow:
                 if refused is not None:
                     return refused
             elif answer.verdict is IN_DOUBT and answer.record and policy.prober and not probed:
-                probed = await self.probe(colour, call, answer.record)
-                if not probed:
-                    return self.refuse(call, answer)
+                probed = True  # and asked again in any case: others may have settled it meanwhile
+                await self.probe(colour, call, answer.record)
             elif answer.verdict in GRANTED and self.monotonic() - started >= claim.lease:
                 late = answer  # after its lease: only if nobody took over meanwhile may this attempt begin
                 times_late += 1
@@ -422,6 +421,9 @@ class Flow:
                 resolution = await resolution
             return resolution is not None and await self.settle(colour, call, record, resolution)
         except Exception as error:
+            import logging
+
+            logging.getLogger("effectonce").exception("the prober failed on key=%r", record.key)
             self.tell_aside("in_doubt", record, f"the prober failed: {error!r}")
             return False
 

@@ -982,12 +982,36 @@ def test_a_prober_settles_by_itself(doubtful: str, receiver: Receiver, colour: C
     ids=["slip", "method", "text", "yes"],
 )
 def test_a_prober_that_says_no_word_settles_nothing(
-    doubtful: str, receiver: Receiver, colour: Colour, told: Told, word: Any
+    doubtful: str,
+    receiver: Receiver,
+    colour: Colour,
+    told: Told,
+    word: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever is not one of the three words leaves the doubt as it is, and the hooks hear of it."""
+    """Whatever is not one of the three words leaves the doubt as it is; the hooks and the log hear of it."""
     with pytest.raises(InDoubt):
         colour.process(receiver, EVENT, must_not_run, policy=Policy(prober=lambda _: word))
     assert any("the prober failed" in event.detail for event in told)
+    assert f"the prober failed on key={doubtful!r}" in caplog.text
+
+
+@pytest.mark.parametrize("others", ["completed", "not applied"])
+@pytest.mark.parametrize("own", RESOLUTIONS)
+def test_a_prober_that_others_overtake(
+    doubtful: str, receiver: Receiver, colour: Colour, own: str, others: str
+) -> None:
+    """What somebody settled while the prober was asked is what counts: nobody is told of a doubt that is no more."""
+    words = RESOLUTIONS[others]()
+    assert words is not None
+
+    def prober(_: Any) -> Resolution | None:
+        receiver.resolve(doubtful, words.kind, words.value)
+        return RESOLUTIONS[own]()
+
+    handler = Counted("ran")
+    outcome = colour.process(receiver, EVENT, handler, policy=Policy(prober=prober))
+    assert (outcome.value, handler.runs) == (("found", 0) if others == "completed" else ("ran", 1))
 
 
 def test_a_loop_may_have_an_async_prober(doubtful: str, receiver: Receiver) -> None:

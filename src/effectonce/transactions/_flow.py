@@ -134,9 +134,9 @@ class AtomicFlow(Flow):
                 return self.store_error(call, error)
             doubted = decision.record if decision.verdict is Verdict.IN_DOUBT else None
             if doubted is not None and call.policy.prober and not probed:
-                probed = await self.probe(colour, call, doubted)
-                if probed:
-                    continue
+                probed = True  # and asked again in any case: others may have settled it meanwhile
+                await self.probe(colour, call, doubted)
+                continue
             admitted = self.admit(call, decision, started)
             if isinstance(admitted, AtomicAttempt):
                 admitted.savepoint = name
