@@ -196,6 +196,28 @@ def noting(ran: list[str], group: str) -> Any:
     return handler
 
 
+def test_a_subscriber_that_would_get_its_own_dead_letters_is_stopped(
+    place_on: Site, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The usual subject for them is one of those that it has subscribed to: they would come back for ever."""
+    place = place_on("nats", "anybody")
+    place.send("bad", body=b"no JSON")
+    told = f'Write dead_letter= "{place.queue}-dead"'
+
+    async def main() -> None:
+        broker = NatsBroker(place.url, middlewares=[Idempotent(receiver)])
+        whose: dict[str, Any] = {"stream": place.queue, "durable": place.handler, "pull_sub": True}
+        subscribe = broker.subscriber(f"{place.queue}.*", ack_policy=AckPolicy.NACK_ON_ERROR, **whose)
+        subscribe(noting([], "all"))
+        async with broker:
+            await broker.start()
+            await asyncio.to_thread(wait_until, lambda: told in caplog.text, seconds=30)
+
+    asyncio.run(main())
+    assert not place.is_drained()
+    assert receiver.stats().since_start.counts.get("dead_letter", 0) == 0
+
+
 @pytest.mark.parametrize("name", ["kafka", "nats"])
 def test_two_groups_that_get_the_same_message_are_two_consumers(
     name: str, place_on: Site, receiver: Receiver

@@ -16,6 +16,7 @@ from typing import Any, Final
 from ..errors import UsageError
 from . import _amqp, _kafka
 from ._delivery import EXTEND_SHARE, LEAST_ROOM, DeadLetter, Delivery, candidates, labels, or_place
+from ._options import comes_back
 
 LONGEST_HOLD: Final = 60.0
 """For how long a message is held back here at most where its broker can't put it off."""
@@ -32,6 +33,11 @@ class Kind:
     async def group(self, message: Any, subscriber: Any) -> str:
         """Who consumes, where several may get the same message: each has its own effect."""
         return ""
+
+    async def check(self, message: Any, delivery: Delivery, where: str) -> None:
+        """Raise if what is put aside there would come back."""
+        if where == delivery.source:
+            raise comes_back(where)
 
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         """Publish what can't be processed, with the reason."""
@@ -113,7 +119,7 @@ class JetStream(Kind):
     """Ids are ``Nats-Msg-Id``, else the place in the stream."""
 
     def __init__(self) -> None:
-        self._made: set[str] = set()
+        self._checked: set[tuple[str, str, str]] = set()
         self._configs: dict[tuple[str, str], Any] = {}
 
     def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
@@ -124,20 +130,24 @@ class JetStream(Kind):
         sent, times = about.timestamp.timestamp(), about.num_delivered
         return Delivery(message, about.stream, ids, message.body, len(message.body), sent, times)
 
-    async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
-        from nats.js.errors import NotFoundError
+    async def check(self, message: Any, delivery: Delivery, where: str) -> None:
+        """Raise if the consumer is given that subject, too. Makes a stream that keeps it, if there is none."""
+        about = _metadata(message)
+        known = (about.stream, about.consumer, where)
+        if known not in self._checked:
+            from .nats import made_apart
 
+            context = message.raw_message._client.jetstream()
+            await made_apart(
+                context, about.stream, await self._config(message), where, where.replace(".", "-")
+            )
+            self._checked.add(known)
+
+    async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         from .nats import put_aside
 
         raw = delivery.handle.raw_message
-        context = raw._client.jetstream()
-        if where not in self._made:
-            try:
-                await context.find_stream_name_by_subject(where)
-            except NotFoundError:
-                await context.add_stream(name=where.replace(".", "-"), subjects=[where])
-            self._made.add(where)
-        await put_aside(context, where, raw, delivery, letter)
+        await put_aside(raw._client.jetstream(), where, raw, delivery, letter)
 
     async def group(self, message: Any, subscriber: Any) -> str:
         """Its durable name; one that is not durable has another name each time."""

@@ -58,7 +58,8 @@ class Idempotent:
     retry         the first and the longest pause before another delivery
     id            where the sender's id is: the name of a header, or a function of FastStream's message. Then a message
                   without it is refused. By default the places that the broker has for it
-    dead_letter   the queue, topic or subject for what can't be processed; by default its source's name with ``.dead``
+    dead_letter   the queue, topic or subject for what can't be processed; by default its source's name with ``.dead``. One
+                  that a subscriber itself is given stops it
     max_body      a larger message is refused
     """
 
@@ -90,6 +91,8 @@ class Idempotent:
         try:
             kind = self._kind(message, subscriber)
             delivery = kind.delivery(message, subscriber, self._id)
+            where = self._dead_letter or f"{delivery.source}.dead"
+            await kind.check(message, delivery, where)
         except UsageError as error:
             log.critical("a subscriber is stopped: %s", error)
             await give_back(message)
@@ -100,7 +103,7 @@ class Idempotent:
             verdict = self._judge.heard(delivery, DeadLetter("no_result", explained(verdict.error)))
         if isinstance(verdict, DeadLetter):
             letter = verdict._replace(consumer=verdict.consumer or await kind.group(message, subscriber))
-            await kind.put_aside(broker, delivery, letter, self._dead_letter or f"{delivery.source}.dead")
+            await kind.put_aside(broker, delivery, letter, where)
             raise AckMessage
         assert isinstance(outcome, Outcome)
         if isinstance(verdict, Nack):

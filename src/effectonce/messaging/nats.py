@@ -123,15 +123,7 @@ class _Stream:
                 "before its effect happened. Make it with ack_policy explicit."
             )
         self.deadline = min([config.ack_wait or DEFAULT_ACK_WAIT, *(config.backoff or ())])
-        try:
-            keeps = await self._context.find_stream_name_by_subject(self._dead)
-        except NotFoundError:
-            keeps = f"{self._name}-dead"
-            await self._context.add_stream(name=keeps, subjects=[self._dead])
-        if keeps == self._name and is_meant(config, self._dead):
-            raise comes_back(
-                self._dead, f'"{self._name}-dead", or another subject that the stream does not have'
-            )
+        await made_apart(self._context, self._name, config, self._dead, f"{self._name}-dead")
         await self._check_cursor()
         if self._subscription is None:
             self._subscription = await self._context.pull_subscribe_bind(self.group, stream=self._name)
@@ -213,6 +205,19 @@ def _told(message: Msg) -> tuple[str, int, int, float]:
         return stream, int(number), int(times), int(nanoseconds) / 1e9
     about = message.metadata
     return about.stream, about.sequence.stream, about.num_delivered, about.timestamp.timestamp()
+
+
+async def made_apart(
+    context: JetStreamContext, stream: str, config: ConsumerConfig, dead: str, name: str
+) -> None:
+    """See to it that a stream keeps the subject of dead letters, and that its own consumer is not given them."""
+    try:
+        keeps = await context.find_stream_name_by_subject(dead)
+    except NotFoundError:
+        await context.add_stream(name=name, subjects=[dead])
+        return
+    if keeps == stream and is_meant(config, dead):
+        raise comes_back(dead, f'"{stream}-dead", or another subject that the stream does not have')
 
 
 def is_meant(config: ConsumerConfig, subject: str) -> bool:
