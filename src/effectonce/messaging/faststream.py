@@ -58,8 +58,8 @@ class Idempotent:
     retry         the first and the longest pause before another delivery
     id            where the sender's id is: the name of a header, or a function of FastStream's message. Then a message
                   without it is refused. By default the places that the broker has for it
-    dead_letter   the queue, topic or subject for what can't be processed; by default its source's name with ``.dead``. One
-                  that a subscriber itself is given stops it
+    dead_letter   the queue, topic or subject for what can't be processed; by default its source's name with ``.dead``.
+                  A subscriber that is given it itself is stopped
     max_body      a larger message is refused
     """
 
