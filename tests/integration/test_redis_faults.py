@@ -31,7 +31,7 @@ from effectonce._blocking import run
 from effectonce._records import Ending, State, Verdict
 from effectonce.errors import StoreUnavailable
 from effectonce.keys import uuid4
-from effectonce.stores import Store
+from effectonce.stores import Store, _redis_wire
 from effectonce.stores.redis import RedisStore
 from effectonce.testing.clocks import wait_until
 
@@ -326,11 +326,12 @@ def test_a_promoted_replica_may_lack_the_last_writes(pair: tuple[Server, Server,
 
 @COLOURS
 def test_what_a_replica_confirmed_survives_its_promotion(
-    pair: tuple[Server, Server, FaultProxy], colour: str
+    pair: tuple[Server, Server, FaultProxy], colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With wait:1 what was answered is there after a failover, and what could not be confirmed was never answered."""
     primary, replica, between = pair
-    options: dict[str, Any] = {"durability": "wait:1", "timeout": 0.5}
+    monkeypatch.setattr(_redis_wire, "WAIT_SHARE", 0.1)  # two seconds, on a slow machine too
+    options: dict[str, Any] = {"durability": "wait:1", "timeout": 20.0}
     with RedisStore(primary.url, **options) as before, RedisStore(replica.url) as after:
 
         async def until_it_fails(verbs: Store) -> list[str]:

@@ -35,7 +35,7 @@ from effectonce._blocking import run
 from effectonce._records import NOBODY, Completion, Decision, Ending, State, Verdict
 from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable
 from effectonce.keys import uuid4
-from effectonce.stores import Store, _redis_threads
+from effectonce.stores import Store, _redis_threads, _redis_wire
 from effectonce.stores._redis_loop import MOST_AT_ONCE
 from effectonce.stores.redis import OnLoops, RedisStore
 from effectonce.testing.clocks import wait_until
@@ -631,12 +631,15 @@ def _some_watched(valkey: HasURL, prefix: str) -> bool:
 
 
 @COLOURS
-def test_waiting_for_replicas(start_server: StartServer, colour: str) -> None:
+def test_waiting_for_replicas(
+    start_server: StartServer, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With wait:1 an answer has been confirmed by a replica; without one there is no answer, and nothing is lost."""
+    monkeypatch.setattr(_redis_wire, "WAIT_SHARE", 0.05)  # a second, on a slow machine too
     primary = start_server("valkey")
     replica = start_server("valkey", replicaof=f"127.0.0.1 {primary.port}")
     with (
-        RedisStore(primary.url, durability="wait:1", timeout=1.0) as store,
+        RedisStore(primary.url, durability="wait:1", timeout=20.0) as store,
         RedisStore(primary.url) as beside,
         clients(replica.url) as (client,),
     ):
