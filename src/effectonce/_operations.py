@@ -42,13 +42,13 @@ class Functions:
 
 
 def own_name(operation: Any) -> str:
-    """A name that somebody gives a function. It may not be one of those that others have."""
+    """A name that somebody gives a function, or a block. It may not be one of those that others have."""
     name = operation if isinstance(operation, str) else ""  # any other is refused where keys are made
     if name in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or name.startswith(
         f"{MESSAGE_OPERATION}:"
     ):
         raise UsageError(
-            f"operation={operation!r} is the name of blocks, of messages or of steps. Give the function its own."
+            f"operation={operation!r} is the name of blocks, of messages or of steps. Give what you do its own."
         )
     return cast("str", operation)
 

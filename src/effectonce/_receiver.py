@@ -239,12 +239,14 @@ class Receiver:
     ) -> Claiming:
         """Claim a key for a block: ``with receiver.claim("key") as claim``, or ``async with``.
 
-        ``hint`` is the type of its result, where that is none of plain data.
+        ``hint`` is the type of its result, where that is none of plain data. What a message has for a key only a
+        ``Key`` can name.
         """
         if isinstance(key, Key):
             named = Key.of(key.id, key.operation, key.scope, key.version)
         else:
-            named = Key.of(key, operation, self.scope if scope is None else scope, version)
+            own = operation if operation == CLAIM_OPERATION else own_name(operation)
+            named = Key.of(key, own, self.scope if scope is None else scope, version)
         return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy), hint))
 
     def on(self, connection: Any) -> Receiver:

@@ -18,6 +18,7 @@ from effectonce import (
     InProgress,
     KeyReused,
     LeaseLost,
+    Message,
     Policy,
     Receiver,
     State,
@@ -365,3 +366,13 @@ def test_a_typed_result_comes_back_by_its_hint(receiver: Receiver, colour: Colou
     block(colour, receiver.claim("untyped"), lambda _: Report(12, at))
     with pytest.raises(ResultUnavailable, match="Report"):
         block(colour, receiver.claim("untyped"), never)
+
+
+@pytest.mark.parametrize("operation", ["message", "message:billing", "step"])
+def test_a_block_has_no_messages_key_by_accident(receiver: Receiver, operation: str) -> None:
+    """A block and a handler under one key would take each other for a repetition; whoever means it says so by a Key."""
+    with pytest.raises(UsageError, match="its own"):
+        receiver.claim("e-1", operation=operation)
+    receiver.process(Message("e-1"), lambda _: "of the message")
+    with receiver.claim(Key.parse(receiver.key_of(Message("e-1")))) as claim:
+        assert (claim.first, claim.value) == (False, "of the message")

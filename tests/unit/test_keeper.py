@@ -28,7 +28,7 @@ from effectonce._attempt import Attempt
 from effectonce._blocking import run
 from effectonce._keeper import Keeper
 from effectonce._records import Claim, Completion, State
-from effectonce.keys import new_owner
+from effectonce.keys import Key, new_owner
 from effectonce.sessions import Request, Sessions
 from effectonce.testing.clocks import ManualClock, wait_until
 
@@ -215,7 +215,7 @@ async def handles(receiver: Receiver) -> None:
 
 
 async def holds(receiver: Receiver) -> None:
-    async with receiver.claim("e-1", operation="message"):
+    async with receiver.claim(Key.of("e-1", "message")):
         await asyncio.Event().wait()
 
 
@@ -238,7 +238,7 @@ def test_a_closed_loop_holds_no_key_for_ever(
     assert (attempt.lost, attempt.ended, receiver._keeper.live) == (True, True, {})
     assert told.kinds()[-1] == "lease_lost"
     clock.advance(120)
-    with receiver.claim("e-1", operation="message") as claim:
+    with receiver.claim(Key.of("e-1", "message")) as claim:
         assert (claim.first, claim.attempt.number) == (True, 2)
     stranded.get_coro().close()  # as the garbage collector does, in a context of its own
     stranded._log_destroy_pending = False  # type: ignore[attr-defined]
