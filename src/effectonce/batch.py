@@ -25,6 +25,13 @@ Slot = tuple[Call, tuple[Any, ...]]
 """One message of a batch: its call and the handler's arguments."""
 
 
+def check_number(word: str, number: Any, most: int | None = None) -> None:
+    """Raise unless it is one to count by."""
+    if type(number) is not int or number < 1 or (most is not None and number > most):
+        limit = "1 or more" if most is None else f"1 to {most}"
+        raise UsageError(f"{word}={number!r} must be a whole number, {limit}.")
+
+
 class _Ran(NamedTuple):
     """A handler that was run: its attempt and what it returned or raised."""
 
@@ -42,10 +49,8 @@ async def run_batch(
     concurrency: int,
 ) -> list[Outcome[Any]]:
     """Process messages in pieces of ``size``; outcomes in order, and no failure spoils another."""
-    if not 1 <= size <= MAX_SIZE or concurrency < 1:
-        raise UsageError(
-            f"size={size} must be between 1 and {MAX_SIZE}, concurrency={concurrency} at least 1."
-        )
+    check_number("size", size, MAX_SIZE)
+    check_number("concurrency", concurrency)
     return await in_pieces(slots, size, lambda piece: _Piece(flow, colour, piece, handler, concurrency).run())
 
 

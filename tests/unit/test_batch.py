@@ -463,6 +463,16 @@ def test_a_busy_key_may_be_rejected(store: Store, colour: Colour) -> None:
     assert isinstance(outcomes[1].error, InProgress)
 
 
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "3", True, None])
+@pytest.mark.parametrize("word", ["size", "concurrency"])
+def test_what_is_no_number_to_count_by_is_told(
+    receiver: Receiver, colour: Colour, word: str, wrong: Any
+) -> None:
+    """Before anything is claimed, by the word that is wrong."""
+    with pytest.raises(UsageError, match=f"{word}={wrong!r} must be a whole number, 1 "):
+        colour.batch(receiver, [Message("e-1")], must_not_run, **{word: wrong})
+
+
 def test_a_prober_is_asked_in_a_batch(receiver: Receiver, clock: ManualClock, colour: Colour) -> None:
     """A message in doubt is settled where the prober knows, beside the others."""
     policy = Policy(on_crash="in_doubt", prober=lambda _: Resolution.completed("found"))

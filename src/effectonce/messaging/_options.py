@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .. import batch
 from .._receiver import Receiver
+from ..batch import DEFAULT_CONCURRENCY, DEFAULT_SIZE, MAX_SIZE, check_number
 from ..errors import UsageError
 from ..policy import Policy
 
@@ -27,7 +27,9 @@ def check(receiver: Any, options: Mapping[str, Any], dead_letter: Any, **places:
         raise UsageError(f"dead_letter={dead_letter!r} must be a name, a text.")
     for source in sources:
         _check_apart(source, dead_letter)
-    _check_numbers(options)
+    check_number("batch", options.get("batch", DEFAULT_SIZE), MAX_SIZE)
+    check_number("concurrency", options.get("concurrency", DEFAULT_CONCURRENCY))
+    check_number("max_body", options.get("max_body", 1))
     policy, decode, wanted = options.get("policy"), options.get("decode", bytes), options.get("id")
     if not (policy is None or isinstance(policy, Policy)):
         raise UsageError(f"policy={policy!r} must be a Policy.")
@@ -37,18 +39,6 @@ def check(receiver: Any, options: Mapping[str, Any], dead_letter: Any, **places:
         raise UsageError(
             f"id={wanted!r} must be the name of a header, or a function of the client's message."
         )
-
-
-def _check_numbers(options: Mapping[str, Any]) -> None:
-    for word, usual, most in (
-        ("batch", batch.DEFAULT_SIZE, batch.MAX_SIZE),
-        ("concurrency", batch.DEFAULT_CONCURRENCY, None),
-        ("max_body", 1, None),
-    ):
-        number = options.get(word, usual)
-        if type(number) is not int or number < 1 or (most is not None and number > most):
-            limit = "1 or more" if most is None else f"1 to {most}"
-            raise UsageError(f"{word}={number!r} must be a whole number, {limit}.")
 
 
 def _check_apart(source: str, dead_letter: str) -> None:

@@ -11,8 +11,8 @@ from .._attempt import Attempt
 from .._flow import Colour, Flow
 from .._messages import Outcome
 from .._records import Completion, Decision, Ending, Record, Verdict
-from ..batch import MAX_SIZE, Slot, in_pieces
-from ..errors import StoreError, UsageError
+from ..batch import MAX_SIZE, Slot, check_number, in_pieces
+from ..errors import StoreError
 from ._flow import AtomicFlow, ended_meanwhile, invoked, marked, store_of
 from ._stores import GRANTED
 from .base import Adapter, SavepointGone, answered_after
@@ -32,8 +32,7 @@ async def run_batch(
     transaction, which has to be rolled back.
     """
     assert isinstance(flow, AtomicFlow)
-    if not 1 <= size <= MAX_SIZE:
-        raise UsageError(f"size={size} must be between 1 and {MAX_SIZE}.")
+    check_number("size", size, MAX_SIZE)
     return await in_pieces(slots, size, lambda piece: _Piece(flow, colour, piece, handler).run())
 
 
