@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
+from itertools import product
 from typing import Any
 
 import anyio
@@ -180,7 +182,8 @@ def test_an_answer_that_can_not_be_sent_is_not_recorded(messages: tuple[Any, ...
 @pytest.mark.parametrize("status", [204, 304])
 def test_an_answer_that_can_have_no_body_loses_the_one_it_has(status: int, length: list[Any]) -> None:
     """``JSONResponse(None, 204)`` is a mistake that no server tells of: what it did is done, once. Nor is a length left
-    that server or client would wait for."""
+    that server or client would wait for.
+    """
 
     async def story() -> None:
         handler = Handler({**START, "status": status, "headers": [(b"x-kept", b"1"), *length]}, END)
@@ -763,6 +766,23 @@ def test_routes_are_the_paths_that_the_app_sees(path: str, root: str, status: in
     assert asyncio.run(ask(app, scope_of("POST", None, path=path, root_path=root))).status == status
     assert asyncio.run(ask(app, scope_of(path="/api/pay", root_path="/api"))).status == 201
     assert seen == ["/pay"]
+
+
+def test_stars_mean_what_they_say() -> None:
+    """``*`` is a part of a path, ``**`` any number: in every short pattern, on every short path."""
+    paths = ["".join(each) for size in range(6) for each in product("/ab", repeat=size)]
+    for signs in product(("/", "a", "*", "**"), repeat=4):
+        pattern = "/" + "".join(signs)
+        plain = {"*": "[^/]*", "**": ".*"}
+        meant = re.compile("".join(plain.get(part, part) for part in re.split(r"(\*\*?)", pattern)))
+        route = Route(pattern)
+        for path in paths:
+            assert route.matches(f"/{path}") == (meant.fullmatch(f"/{path}") is not None), (pattern, path)
+
+
+def test_nobody_chooses_a_path_that_takes_long_to_compare() -> None:
+    """Tried in every way, the stars of this route would keep the loop busy for hours."""
+    assert not Route("/**/a/**/a/**/a/**/b").matches("/a" * 4000)
 
 
 def test_a_route_may_have_rules_of_its_own() -> None:

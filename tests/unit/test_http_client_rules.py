@@ -109,7 +109,7 @@ def test_what_settles_a_request() -> None:
     """An answer that says what became of it. The others leave a named request in doubt."""
     assert all(RULES.settles(answer(status)) for status in (200, 204, 400, 404, 409, 422))
     assert RULES.settles(answer(409, {"code": "response-not-replayable"}))
-    assert not any(RULES.settles(answer(status)) for status in (401, 408, 429, 500, 501, 503))
+    assert not any(RULES.settles(answer(status)) for status in (401, 407, 408, 429, 500, 501, 503))
     assert not RULES.settles(answer(409, {"code": "outcome-unknown"}))
     assert not RULES.settles(answer(409, {"code": "in-progress"}))
     assert not RULES.settles(answer(307, location="/elsewhere"))

@@ -38,8 +38,8 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 REPLAY_HEADERS = ("x-idempotency-replayed", "idempotent-replayed")
 UNSETTLED = frozenset({"outcome-unknown", "attempts-exhausted"})
 """Codes of answers that end the sending and yet leave open what became of the request."""
-UNAUTHORIZED = 401
-"""It leaves that open, too: who calls is asked before what became of an earlier try is looked up."""
+UNAUTHORIZED = frozenset({401, 407})
+"""They leave that open, too: who calls is asked before what became of an earlier try is looked up."""
 
 ROOM_SECONDS = 0.05
 """What has to be left of the budget for a try to be worth its beginning."""
@@ -146,7 +146,7 @@ class Rules:
         """Whether an answer says what became of the request, so that nobody needs to ask again."""
         if is_replay(answer.headers):
             return True
-        if answer.status == UNAUTHORIZED:
+        if answer.status in UNAUTHORIZED:
             return False
         known = answer.status < 500 and not is_redirect(answer)
         return known and self.word_on(answer) == "end" and problem_in(answer)[0] not in UNSETTLED

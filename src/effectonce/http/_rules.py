@@ -211,18 +211,24 @@ class Route:
     def __init__(self, path: str, *, covered: bool = True, **rules: Unpack[RuleWords]) -> None:
         if not path.startswith(("/", "*")):
             raise UsageError(f"Route({path!r}) would match nothing: a path begins with a slash.")
-        self._pattern = re.compile(
-            "".join(
-                {"**": ".*", "*": "[^/]*"}.get(part) or re.escape(part) for part in re.split(r"(\*\*?)", path)
-            ),
-            re.DOTALL,  # a path may have line breaks, and is not to slip through by them
-        )
+        self._pattern = _pattern_of(path)
         rules_of(rules)  # what is wrong with them is better known here, where they stand
         self.covered, self.words = covered, rules
 
     def matches(self, path: str) -> bool:
         """Whether a path is meant."""
         return self._pattern.fullmatch(path) is not None
+
+
+def _pattern_of(path: str) -> re.Pattern[str]:
+    """What a route's path matches. A path may have line breaks, and is not to slip through by them.
+
+    What stands between two ``**`` is taken where it is first found, for good: to try every other place, too, would take
+    time that grows with a power of the path's length, which strangers choose.
+    """
+    first, *others = (re.escape(part).replace(r"\*", "[^/]*?") for part in path.split("**"))
+    between = "".join(f"(?>.*?{part})" for part in others[:-1])
+    return re.compile(first + between + "".join(f".*{part}" for part in others[-1:]), re.DOTALL)
 
 
 def checked_route(route: Any) -> Route:
