@@ -176,12 +176,11 @@ def repeated(decision: Decision, earlier: Decision | None) -> Decision:
     return decision._replace(verdict=earlier.verdict) if earlier and is_same else decision
 
 
-def record_of(call: Call, attempt: Attempt, completion: Completion) -> Record:
+def record_of(attempt: Attempt, completion: Completion) -> Record:
     """The record that a completion has left in the store, as far as a replay needs it."""
-    fence, tries, once = attempt.fence, attempt.number, attempt.claim.once
-    return Record(
-        call.key, completion.state, NOBODY, fence, call.fingerprint, 0.0, tries, completion.result, 0.0, once
-    )
+    claim, fence, tries = attempt.claim, attempt.fence, attempt.number
+    state, result = completion.state, completion.result
+    return Record(claim.key, state, NOBODY, fence, claim.fingerprint, 0.0, tries, result, 0.0, claim.once)
 
 
 def guarantee_of(policy: Policy) -> Guarantee:

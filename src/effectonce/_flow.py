@@ -261,8 +261,7 @@ class Flow:
         if events.hooks:
             events.tell("completed", claim.key, attempt.fence, attempt.number, attempt.guarantee, took)
         if call.policy.cached:
-            record = answers.record_of(call, attempt, completion)
-            self.cache.put(record, attempt.started + claim.keep, call.policy.cached)
+            self.hold(attempt, completion)
         guarantee = "at_most_once" if claim.once else "fenced"
         outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
         attempt.recorded = completion
@@ -296,12 +295,20 @@ class Flow:
         self, attempt: Attempt, ending: Completion, answer: Ending, error: BaseException
     ) -> Outcome[Any]:
         """The outcome of an attempt whose handler raised, after its ending has been recorded."""
+        if ending.state is State.FAILED and answer is not FENCED:
+            self.hold(attempt, ending)
         kind = "fenced" if answer is FENCED else ENDED[ending.state]
         self._tell_end(kind, attempt, type(error).__name__)
         status: Status = "in_doubt" if ending.state is State.IN_DOUBT else "failed"
         outcome = answers.failed(attempt, status, error)
         self.close(attempt, outcome)
         return outcome
+
+    def hold(self, attempt: Attempt, ending: Completion) -> None:
+        """Remember here what has been recorded, if the policy wants to answer from it."""
+        if most := attempt.policy.cached:
+            record = answers.record_of(attempt, ending)
+            self.cache.put(record, attempt.started + attempt.claim.keep, most)
 
     async def overtaken(self, colour: Colour, call: Call, attempt: Attempt) -> Outcome[Any]:
         """The lease was lost and the result refused. The record's answer counts, never this attempt's own."""

@@ -57,7 +57,7 @@ class Waiting:
         if call.policy.busy == "join" and running.outcome is not None:
             return flow.join(call, running.outcome)
         if running.recorded is not None:  # what the store would say, without asking it
-            return flow.replay(call, answers.record_of(call, running, running.recorded))
+            return flow.replay(call, answers.record_of(running, running.recorded))
         return None
 
     def _is_inside_of_its_holder(self, colour: Colour, decision: Decision, running: Attempt | None) -> bool:

@@ -303,6 +303,22 @@ def test_duplicates_seen_here_are_answered(colour: Colour, fallback: Any) -> Non
 
 
 @pytest.mark.parametrize("fallback", ["cached_response", "open"])
+@pytest.mark.parametrize("in_a_batch", [False, True], ids=["alone", "in a batch"])
+def test_a_remembered_error_seen_here_is_an_answer(colour: Colour, fallback: Any, in_a_batch: bool) -> None:
+    """What was refused for good by an attempt of this process is not run unprotected when the store is away."""
+    stage = Stage(colour, policy=Policy(remember=LookupError), fallback=fallback)
+    refusing = Counted(LookupError("no such account"))
+    if in_a_batch:
+        stage.colour.batch(stage.receiver, [EVENT], refusing)
+    else:
+        with pytest.raises(LookupError):
+            stage.process(refusing)
+    stage.go_away()
+    with pytest.raises(LookupError, match="no such account"):
+        stage.process(must_not_run)
+
+
+@pytest.mark.parametrize("fallback", ["cached_response", "open"])
 def test_a_reused_key_is_told_also_then(colour: Colour, fallback: Any) -> None:
     """Another payload under a key that was seen here is no duplicate."""
     stage = Stage(colour, fallback=fallback)

@@ -189,6 +189,9 @@ class AtomicFlow(Flow):
         self.close(attempt, outcome)
         return outcome
 
+    def hold(self, attempt: Attempt, ending: Completion) -> None:
+        """Nor is a remembered error."""
+
     def replay(self, call: Call, record: Record, seconds_left: float = 0.0) -> Outcome[Any]:
         """Answer a duplicate. It is not cached either: the record may be this transaction's own, and undone with it."""
         return super().replay(call, record)
