@@ -33,7 +33,19 @@ from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._boundary import Boundary, Exchange, Wish, claimed_here, key_in, natural_key, unheard
-from ._exchange import ANSWER, BODILESS, PUBLIC, Answer, Hasher, Header, Problem, Start, is_endless, sound, start_of
+from ._exchange import (
+    ANSWER,
+    BODILESS,
+    PUBLIC,
+    Answer,
+    Hasher,
+    Header,
+    Problem,
+    Start,
+    is_endless,
+    sound,
+    start_of,
+)
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._quota import Share
