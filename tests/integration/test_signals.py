@@ -17,7 +17,7 @@ INTERRUPTS = 20_000 if os.environ.get("EFFECTONCE_SOAK") else 1_500
 
 STORM = """
 import faulthandler, random, signal, sys, threading
-faulthandler.dump_traceback_later(80, exit=True)
+faulthandler.dump_traceback_later(80 + int(sys.argv[2]) // 20, exit=True)
 from effectonce import Message, Policy, Receiver
 
 class Interrupted(BaseException):
