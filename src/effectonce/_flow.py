@@ -468,7 +468,7 @@ class Flow:
             return self.replay(call, known)
         if known is not None:
             return self.refuse(call, Decision(MISMATCH, known))
-        if call.policy.fallback != "open":
+        if call.policy.fallback != "open" or self.keeper.holds(call.key):
             return self.store_error(call, error)
         attempt = Unprotected(call.claim, 0, 0, started, self.monotonic)
         attempt.flow, attempt.policy = self, call.policy

@@ -67,6 +67,11 @@ class Keeper:
         """The attempt of this process that is running for a key."""
         return next((a for a in list(self.live.values()) if a.claim.key == key and not a.ended), None)
 
+    def holds(self, key: str) -> bool:
+        """Whether an attempt of this process is at a key, or has ended it and has yet to get that written."""
+        mine = [a.unrecorded for a in list(self.live.values()) if a.claim.key == key]
+        return any(ending is None or ending.state is not State.ABSENT for ending in mine)
+
     async def tick(self, store: Store, now: float) -> float:
         """Renew what is due at ``now`` and say when to come back."""
         attempts = list(self.live.values())

@@ -82,7 +82,7 @@ class Policy:
                   remembered, the beginning of its message is
     local_cache   how many finished keys this process answers without asking the store; 0 is none
     fallback      while the store is away: "closed" refuses; "cached_response" answers duplicates that this process has
-                  seen, and refuses the rest; "open" runs them too, unprotected
+                  seen, and refuses the rest; "open" runs them too, unprotected, but nothing that this process is at
     prober        called with the record of an attempt in doubt; says what happened, or None
     """
 

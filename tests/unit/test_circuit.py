@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.receiving import Colour, Counted, StagedStore, Told, must_not_run
+from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, must_not_run, running
 
 from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce._blocking import run
@@ -364,6 +364,44 @@ def test_open_runs_unprotected_and_says_so(colour: Colour) -> None:
     assert seen == [("none", 0, False)] * 2
     assert stage.receiver.stats().since_start.counts["unprotected"] == 2
     assert [event.guarantee for event in stage.told if event.kind == "unprotected"] == ["none"] * 2
+
+
+@pytest.mark.parametrize("form", ["alone", "in a batch"])
+def test_open_runs_nothing_that_this_process_is_at(colour: Colour, form: str) -> None:
+    """Neither beside a running attempt nor after one whose ending waits to be written; what was given back may run."""
+    stage = Stage(colour, fallback="open")
+    by_hand(stage.receiver)
+
+    def again() -> str:
+        if form == "in a batch":
+            return stage.colour.batch(stage.receiver, [EVENT], Counted("again"))[0].status
+        try:
+            return str(stage.process(Counted("again")).status)
+        except StoreUnavailable:
+            return "store_error"
+
+    with running(stage.receiver, EVENT):
+        stage.go_away()
+        while_it_runs = again()
+    assert (while_it_runs, again()) == ("store_error", "store_error")
+    stage.store.recover()
+    stage.clock.advance(60)
+    run(stage.receiver._keeper.tick(stage.store, stage.clock()))
+    assert stage.process(must_not_run).value == "first"
+
+
+def test_open_runs_what_was_given_back(colour: Colour) -> None:
+    """A handler that failed may be tried again, though nobody could write that down."""
+    stage = Stage(colour, fallback="open")
+    by_hand(stage.receiver)
+
+    def failing(*_: Any) -> None:
+        stage.go_away()
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        stage.process(failing)
+    assert stage.process(Counted("again")).guarantee == "none"
 
 
 def test_open_batches_and_blocks(colour: Colour) -> None:
