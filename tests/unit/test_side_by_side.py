@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import pytest
 
 from effectonce import Message, Receiver, _asyncio, current
-from effectonce._asyncio import Apart, SideBySide
+from effectonce._asyncio import SideBySide
 
 MESSAGES = [Message(f"e-{number}") for number in range(10)]
 MINE: ContextVar[str] = ContextVar("mine", default="nobody's")
@@ -146,50 +146,25 @@ def test_an_error_is_raised_when_all_have_ended() -> None:
     assert str(side.error) == "1"
 
 
-def test_a_coroutine_apart_hears_what_it_is_told() -> None:
-    """A cancellation reaches it inside of its context, and it may go on waiting before it ends."""
-    heard: list[str] = []
+def test_tasks_that_begin_with_a_variable_of_their_own_do_their_jobs() -> None:
+    """As those of a loop whose task factory sets one: what was there before a job is no trace of it."""
 
-    async def job() -> str:
-        MINE.set("the job's")
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            heard.append(MINE.get())
-        await asyncio.sleep(0)
-        return MINE.get()
+    async def main() -> list[Any]:
+        loop = asyncio.get_running_loop()
 
-    async def main() -> str:
-        async def line() -> str:
-            return await Apart(job(), copy_context())
+        def make(loop: Any, coroutine: Any, **options: Any) -> Any:
+            async def marked() -> Any:
+                MINE.set("the factory's")
+                return await coroutine
 
-        task = asyncio.ensure_future(line())
-        await asyncio.sleep(0)
-        task.cancel()
-        return await task
+            return asyncio.Task(marked(), loop=loop, **options)
 
-    assert asyncio.run(main()) == "the job's"
-    assert heard == ["the job's"]
+        loop.set_task_factory(make)
 
+        async def handler(message: Message) -> str:
+            await asyncio.sleep(0)
+            return MINE.get()
 
-def test_a_coroutine_apart_is_closed_with_who_awaits_it() -> None:
-    """What it has to tidy up it does, when nobody will ever go on with it."""
-    tidied: list[str] = []
+        return await Receiver("memory://").aprocess_batch(MESSAGES, handler, concurrency=2)
 
-    async def job() -> None:
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            tidied.append(MINE.get())
-
-    async def line() -> None:
-        await Apart(job(), copy_context())
-
-    waiting = line()
-
-    async def main() -> None:
-        waiting.send(None)
-
-    asyncio.run(main())
-    waiting.close()
-    assert tidied == ["nobody's"]
+    assert [outcome.value for outcome in asyncio.run(main())] == ["the factory's"] * 10
