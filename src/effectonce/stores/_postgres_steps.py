@@ -35,8 +35,8 @@ class Kind(NamedTuple):
     """How a kind of step is put to the server, and what its answer means."""
 
     name: str
-    values: Callable[..., tuple[Any, ...]]
-    """What is asked for, from what the step says."""
+    columns: Callable[[Iterable[Any]], Sequence[tuple[Any, ...]]]
+    """What is asked for, each kind of value for all steps."""
     reply: Callable[[str, Row], Any]
     """What a row says of a key."""
     without_row: Any
@@ -52,15 +52,16 @@ def id_of(key: str) -> bytes:
     return sha256(name).digest()[:16]
 
 
-def add_values(claim: Claim) -> tuple[Any, ...]:
-    """What is asked for when a claim's record is to be put in place."""
-    key, owner, fingerprint, lease, keep, once, _, _ = claim
-    code = CLAIMED_ONCE if once else CLAIMED
-    return id_of(key), key, fingerprint or None, code, lease, keep, owner or None
+def add_columns(claims: Iterable[Claim]) -> list[tuple[Any, ...]]:
+    """What is asked for when claims' records are to be put in place; each kind of value for all of them."""
+    keys, owners, fingerprints, leases, keeps, onces, _, _ = zip(*claims, strict=True)
+    codes = tuple([CLAIMED_ONCE if once else CLAIMED for once in onces])
+    prints, holders = tuple([each or None for each in fingerprints]), tuple([each or None for each in owners])
+    return [tuple(map(id_of, keys)), keys, prints, codes, leases, keeps, holders]
 
 
 def add_encoded(claim: Claim) -> list[bytes | None]:
-    """The same as it travels. Written out, since every claim pays for it."""
+    """The same for one claim, as it travels. Written out, since every claim pays for it."""
     key, owner, fingerprint, lease, keep, once, _, _ = claim
     name = key.encode()
     code = _ENCODED_ONCE if once else _ENCODED
@@ -82,7 +83,9 @@ def end_encoded(completion: Completion) -> list[bytes | None]:
 
 def values_of(command: Claim | Completion) -> tuple[Any, ...]:
     """What is asked for on behalf of a command."""
-    return add_values(command) if type(command) is Claim else end_values(cast("Completion", command))
+    if type(command) is Claim:
+        return tuple([value for (value,) in add_columns((command,))])
+    return end_values(cast("Completion", command))
 
 
 def encoded(command: Claim | Completion) -> list[bytes | None]:
@@ -160,13 +163,18 @@ def added_or_found(key: str, row: Row) -> Any:
     return AGAIN if fence is None else make(Added, (fence, fence / MICROS))
 
 
+def _each(values: Callable[..., tuple[Any, ...]]) -> Callable[[Iterable[Any]], Sequence[tuple[Any, ...]]]:
+    """Columns of the values that each step has by what it is about."""
+    return lambda steps: list(zip(*starmap(values, steps), strict=True))
+
+
 KINDS: dict[type, Kind] = {
-    Add: Kind("add", add_values, added_or_found, AGAIN),
-    End: Kind("end", end_values, lambda key, row: DONE, LOOK),
-    Hold: Kind("hold", _hold_values, lambda key, row: DONE, LOOK),
-    Save: Kind("save", _save_values, lambda key, row: DONE, LOOK),
-    Swap: Kind("swap", _swap_values, lambda key, row: True, False),
-    Read: Kind("read", _read_values, found, NOTHING),
+    Add: Kind("add", lambda steps: add_columns([claim for (claim,) in steps]), added_or_found, AGAIN),
+    End: Kind("end", _each(end_values), lambda key, row: DONE, LOOK),
+    Hold: Kind("hold", _each(_hold_values), lambda key, row: DONE, LOOK),
+    Save: Kind("save", _each(_save_values), lambda key, row: DONE, LOOK),
+    Swap: Kind("swap", _each(_swap_values), lambda key, row: True, False),
+    Read: Kind("read", _each(_read_values), found, NOTHING),
 }
 """In the order in which they go."""
 
@@ -190,11 +198,10 @@ class Group(NamedTuple):
 
     def call(self, sql: Statements, steps: Sequence[Step]) -> Call:
         """The statement that does them."""
-        name, values = self.kind.name, self.kind.values
-        rows = list(starmap(values, [steps[place] for place in self.places]))
-        if len(rows) == 1:
-            return Call(sql.one[name], rows[0])
-        return Call(sql.many[name], list(zip(*rows, strict=True)))
+        name, columns = self.kind.name, self.kind.columns([steps[place] for place in self.places])
+        if len(self.places) == 1:
+            return Call(sql.one[name], [value for (value,) in columns])
+        return Call(sql.many[name], columns)
 
     def settle(self, rows: list[Row], steps: Sequence[Step], replies: list[Any]) -> None:
         """Put the replies in their places."""

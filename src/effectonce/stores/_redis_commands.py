@@ -152,10 +152,11 @@ class Commands:
         self._save = lru_cache(maxsize=256)(partial(_holding, names["save"], 2))
         self._swap, self._read = Shape(names["swap"], 3), Shape(names["read"], 0)
         self._watch = Shape(names["watch"], 1)
-        self._kinds: dict[type, Callable[[Any], Parts]] = {
+        self.kinds: dict[type, Callable[[Any], Parts]] = {
             Claim: self._claim, Completion: self._completion, Renewal: self._renewal, Swap: self._swapping,
             str: self._reading,
         }  # fmt: skip
+        """What takes a step to pieces, by what it is about."""
 
     def name(self, key: str) -> bytes:
         """What a record's key is called in Redis."""
@@ -163,11 +164,11 @@ class Commands:
 
     def parts(self, order: Order) -> Parts:
         """A step in pieces, to be put into a bundle."""
-        return self._kinds[type(order)](order)
+        return self.kinds[type(order)](order)
 
     def of(self, order: Order) -> bytes:
         """The command that takes a step alone."""
-        shape, name, argument = self._kinds[type(order)](order)
+        shape, name, argument = self.kinds[type(order)](order)
         return shape.command(name, argument)
 
     def bundled(self, orders: Iterable[Order]) -> list[Bundle[int]]:

@@ -201,7 +201,7 @@ class OnLoops(Verbs):
             if self.routes.only is None:
                 return self._take_in_cluster(order, link)
             self._store.latest = link
-        return link.take(self.commands.parts(order))
+        return link.take(self.commands.kinds[type(order)](order))
 
     async def _take_in_cluster(self, order: Order, link: Link) -> Any:
         try:
