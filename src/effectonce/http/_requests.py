@@ -17,7 +17,6 @@ from .client import DEFAULT_RULES, NAME, SHOWN_AS, TOO_SLOW, Courier, Deadline, 
 try:
     import requests
     from requests import adapters, exceptions
-    from urllib3.exceptions import ReadTimeoutError
 except ImportError as error:
     raise MissingExtra("This adapter needs the package requests: pip install effectonce[client]") from error
 
@@ -150,7 +149,7 @@ def _content(response: requests.Response, deadline: Deadline) -> bytes | None:
         while piece := raw.read1(amount, decode_content=decode_content):
             yield piece
             if deadline.left < 0:
-                raise ReadTimeoutError(raw._pool, response.url, TOO_SLOW)
+                raise exceptions.ReadTimeout(TOO_SLOW, request=response.request)
 
     raw.stream = stream
     try:

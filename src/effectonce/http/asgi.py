@@ -3,47 +3,26 @@
 A covered request's body is read first, because it is part of what was asked. The app runs in a task of its own, so that
 a client that goes away, and a server that cancels because of it, change nothing. What it answers is held until it is
 recorded; then it is sent. A response that is too large to hold, or has no end, is recorded as done without its body
-and then streamed. Every other request passes through untouched.
+and then streamed. Every other request passes through untouched. ``_asgi_body`` has what comes in, ``_asgi_app`` the app
+and what it answers.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Unpack
 
-from .._asyncio import Watch
-from .._attempt import CURRENT
 from .._receiver import Receiver
-from .._records import Decision, Ending, make
-from ..errors import LeaseLost, UsageError
-from ._asgi_body import (
-    Body,
-    Gone,
-    Message,
-    Passing,
-    Receive,
-    asked_at_once,
-    begin,
-    check_size,
-    close,
-    message_of,
-    take_in,
-    whole,
-)
-from ._boundary import UNDECIDED, WISH, Boundary, Exchange, Wish, key_missing, natural_key, unheard
-from ._exchange import BODILESS, PUBLIC, Answer, Problem, key_of, start_of
+from .._records import Decision
+from ._asgi_app import App, Claimable, Covered, Send, request_of, seen_path, send_answer
+from ._asgi_body import Gone, Receive, asked_at_once, begin, check_size, close, take_in, whole
+from ._boundary import UNDECIDED, Boundary, Exchange, key_missing, natural_key, unheard
+from ._exchange import PUBLIC, Problem, key_of
 from ._names import checked_scope
-from ._rules import SAFE, Headers, Request, Route, Rules, RuleWords, Scope
+from ._rules import SAFE, Route, RuleWords, Scope
 
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Any, Receive, Send], Awaitable[None]]
-
-GRACE_SECONDS = 0.01
-"""How long an app has to fail after a response whose length it never said: nobody else can tell that it is complete."""
-HANDLE = "effectonce"
-"""Where in an ASGI scope a handler that claims for itself finds the request: ``scope["effectonce"].claim(…)``."""
+__all__ = ["App", "IdempotencyMiddleware", "Send"]
 
 
 class IdempotencyMiddleware:
@@ -65,7 +44,7 @@ class IdempotencyMiddleware:
         self.app = app
         self.boundary = Boundary(receiver, scope, routes, **rules)
         self._caller = scope if callable(scope) else None
-        self.running: set[_Covered] = set()
+        self.running: set[Covered] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """The way of a request, written out in one place: every one of them pays for each step."""
@@ -85,7 +64,7 @@ class IdempotencyMiddleware:
                 elif name == b"content-length" and value.isdigit():
                     length = int(value[:19])  # the first digits are enough to refuse a body that has more
             if rules.claim == "handler":
-                await _Claimable(self, rules, scope, receive, send).let_pass(lines, length)
+                await Claimable(self, rules, scope, receive, send).let_pass(lines, length)
                 return
             key = key_of(lines, rules.strict)
             if key is None and rules.key is None:
@@ -96,7 +75,7 @@ class IdempotencyMiddleware:
                 return
             whose = PUBLIC
             if self._caller is not None:
-                named = self._caller(_request(scope))
+                named = self._caller(request_of(scope))
                 if type(named) is not str and inspect.isawaitable(named):
                     named = await named
                 whose = checked_scope(named)
@@ -109,7 +88,7 @@ class IdempotencyMiddleware:
                 fingerprint, body = await take_in(scope, rules, receive, length, message, coming)
                 spool = body
             if key is None:
-                key = natural_key(rules, _request(scope), await whole(body))
+                key = natural_key(rules, request_of(scope), await whole(body))
             colour = boundary.receiver.asyncio
             exchange = Exchange(boundary, rules, colour, key, whose, lines[0] if lines else None)
             claim = exchange.ask(fingerprint)
@@ -124,404 +103,15 @@ class IdempotencyMiddleware:
                 answer = await exchange.look_into(decision)
             if answer is None:
                 spool = None  # which is the app's from now on
-                await _Covered(self, rules, scope, receive, send, exchange, body).start()
+                await Covered(self, rules, scope, receive, send, exchange, body).start()
                 return
             status, headers, said = answer
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": said, "more_body": False})
         except Problem as problem:
-            await _send(send, problem.answer(rules.documentation))
+            await send_answer(send, problem.answer(rules.documentation))
         except Gone:
             pass
         finally:
             if spool is not None:
                 close(spool)
-
-
-class _Covered:
-    """One covered request that the app has to answer."""
-
-    instead: Answer | None = None  # what counts more than anything the app says
-    _said: Answer | None = None  # what it answers: at first the status and the headers
-    _length: int | None = None  # of the body, as it said
-    _pieces: list[bytes] | None = None
-    _size = 0
-    _later: asyncio.TimerHandle | None = None  # runs while an answer waits for the app to end well
-    _recorder: asyncio.Task[None] | None = None
-    _recording = False  # what the app answers is known: nothing that happens now is its word
-    _ended = False  # the answer is recorded, and sent or on its way
-    _overruled = False  # and it is not the app's own
-    _unsent: Exception | None = None  # why it could not be sent; not told to the app, for what it did is done
-    _on_its_way: asyncio.Event | None = None
-    _watch: Watch | None = None
-    _heard: asyncio.Future[None]
-    _task: asyncio.Task[None]
-
-    def __init__(
-        self,
-        middleware: IdempotencyMiddleware,
-        rules: Rules,
-        scope: Any,
-        receive: Receive,
-        send: Send,
-        exchange: Exchange,
-        body: Body,
-    ) -> None:
-        self._middleware, self._rules, self._scope = middleware, rules, scope
-        self._receive, self._send = receive, send
-        self.exchange = exchange
-        self._body: Body | None = body  # what the app has still to read
-
-    # The app, in a task of its own
-
-    def start(self) -> asyncio.Future[None]:
-        """Have the app answer, and tell when it has. It goes on when the server loses interest."""
-        loop = asyncio.get_running_loop()
-        self._heard = loop.create_future()
-        self._task = loop.create_task(self._live())
-        self._middleware.running.add(self)  # a loop holds on to nobody
-        return self._heard
-
-    async def _live(self) -> None:
-        """Bring the app to its end, and what it did to its record."""
-        heard = self._heard
-        try:
-            try:
-                await self._begin()
-                if self._watch is not None:
-                    self._watch.end()
-                if not self._ended and self._recorder is None:
-                    await self._end_with_app()
-            except BaseException as error:
-                await self._end_badly(error)
-            finally:
-                if self._body is not None:
-                    self._let_go()
-                if self._recorder is not None:
-                    await self._recorder
-            if not heard.done():
-                heard.set_result(None) if self._unsent is None else heard.set_exception(self._unsent)
-        except asyncio.CancelledError as cancelled:
-            heard.cancel(*cancelled.args)  # by which anyio knows its own
-        except BaseException as error:
-            if not heard.done():
-                heard.set_exception(error)
-            else:
-                context = {"message": "A handler failed whose client had gone", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
-        finally:
-            self._middleware.running.discard(self)
-
-    def _begin(self) -> Awaitable[None]:
-        """The app, as it is to run."""
-        exchange, task = self.exchange, self._task
-        self._watch = Watch(exchange.attempt, task.get_loop(), task)
-        CURRENT.set(exchange.attempt)
-        WISH.set(exchange.wish)
-        scope = self._scope
-        if "extensions" in scope:
-            scope = _without_extensions(scope)
-        return self._middleware.app(scope, self._give_body, self._take_answer)
-
-    async def _end_badly(self, error: BaseException) -> None:
-        """The app raised, or what it said could not be recorded. Raises what the server has to know."""
-        if self._watch is not None:
-            error = self._watch.meaning(error)
-            self._watch.end()
-        if self._later is not None:
-            self._later.cancel()
-        if not self._overruled and (self._ended or not await self._failed(error)):
-            raise error
-
-    def _let_go(self) -> None:
-        """Close what the app has not read."""
-        close(self._body)
-
-    async def _end_with_app(self) -> None:
-        """The app has returned, and its answer is not recorded yet."""
-        if self._later is not None:
-            self._later.cancel()
-            await self._complete(self._join())
-            return
-        if self._said is not None and not self._recording:  # what it did is done, what it said is lost
-            await self._record(self._start())
-        raise RuntimeError("The app returned without a complete response.")
-
-    async def _failed(self, error: BaseException) -> bool:
-        """The app raised: whether that is the boundary's own doing, and answered."""
-        if self._recording:  # not the app's word: its claim stays, and its lease ends it
-            self.exchange.abandon()
-            return False
-        answer = await self.exchange.fail(error)
-        await self._answer_with(answer)
-        return answer is not None and isinstance(error, LeaseLost)
-
-    # What it receives
-
-    async def _give_body(self) -> Message:
-        """The body, then nothing until the answer is on its way, then what really comes."""
-        if type(self._body) is bytes:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        if self._body is not None:
-            message, more = await message_of(self._body)
-            self._body = self._body if more else None
-            return message
-        return await self._give_rest()
-
-    async def _give_rest(self) -> Message:
-        if not self._ended:
-            self._on_its_way = self._on_its_way or asyncio.Event()
-            await self._on_its_way.wait()
-        return await self._receive()
-
-    # What it sends
-
-    async def _take_answer(self, message: Message) -> None:
-        """Hold it until it is complete. What is neither start nor body belongs to extensions, and none were offered."""
-        kind = message["type"]
-        if self._ended:
-            await self._pass_on(message)
-            return
-        if kind == "http.response.start":
-            status = message["status"]
-            headers, self._length, endless = start_of(status, message.get("headers", ()))
-            self._said = make(Answer, (status, headers, None))
-            if endless:
-                await self._stream(b"", more=True)
-            return
-        if kind != "http.response.body":
-            return
-        piece, more = message.get("body", b""), message.get("more_body", False)
-        if more or self._pieces is not None or self._length is None:
-            await self._hold(piece, more)
-            return
-        if len(piece) != self._length or self._length > self._rules.max_response or self.instead is not None:
-            await self._complete(piece)
-            return
-        begun, exchange = (
-            self._said or self._start(),
-            self.exchange,
-        )  # in one piece, as most are: again written out
-        self._recording = True
-        answer = make(Answer, (begun[0], begun[1], bytes(piece)))
-        completion, colour = exchange.conclude(answer), exchange.colour
-        said = exchange.first(
-            answer
-        )  # made now: nothing is to keep those waiting whose answers are recorded at once
-        if completion is None:
-            instead = await exchange.record(answer)
-        else:
-            ending: Ending | BaseException
-            try:
-                ending = await colour.store.complete(completion)
-            except colour.trouble as error:
-                ending = error
-            recorded = exchange.is_recorded(completion, ending)
-            instead = None if recorded else await exchange.overruled(ending)
-        said = instead or said
-        self._ended = True
-        if self._on_its_way is not None:
-            self._on_its_way.set()
-        try:
-            send = self._send
-            await send({"type": "http.response.start", "status": said[0], "headers": said[1]})
-            await send({"type": "http.response.body", "body": said[2] or b"", "more_body": False})
-        except Exception as error:
-            self._unsent = error
-
-    async def _hold(self, piece: bytes, more: bool) -> None:
-        if self._pieces is None:
-            self._pieces = []
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size > self._rules.max_response:
-            await self._stream(self._join(), more)
-        elif not more and self._length is not None:
-            await self._complete(self._join())
-        elif not more:
-            loop = asyncio.get_running_loop()
-            self._later = loop.call_later(GRACE_SECONDS, self._complete_apart, loop)
-
-    def _complete_apart(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._later, self._recorder = None, loop.create_task(self._complete(self._join()))
-
-    def _join(self) -> bytes:
-        return b"".join(self._pieces or ())
-
-    async def _complete(self, body: bytes) -> None:
-        status, headers, _ = self._start()
-        if status in BODILESS:  # servers drop it, as clients don't read it
-            body = b""
-        if self._length is not None and len(body) != self._length:
-            self._recording = False  # it is the app's word that this is wrong
-            raise RuntimeError(f"The app said that it answers {self._length} bytes, and sent {len(body)}.")
-        if len(body) > self._rules.max_response:
-            await self._stream(body, more=False)
-            return
-        answer = make(Answer, (status, headers, bytes(body)))
-        await self._answer_with(
-            self.instead or await self.exchange.record(answer) or self.exchange.first(answer)
-        )
-
-    async def _stream(self, body: bytes, more: bool) -> None:
-        """Record that it was done, without what it says, and let the response go as it comes."""
-        said = self._start()
-        instead = await self._record(said)
-        if instead is None:
-            await self._answer_with(self.exchange.first(said)._replace(body=body), more)
-        else:
-            self._overruled = True
-            await self._answer_with(instead)
-
-    async def _pass_on(self, message: Message) -> None:
-        if not self._overruled:
-            await self._send(message)
-        elif message.get("more_body", False):  # a stream that nobody hears would go on forever
-            raise ConnectionAbortedError("Another answer counts, and has been sent.")
-
-    def _start(self) -> Answer:
-        if self._said is None:
-            raise RuntimeError("The app sent a body before the start of a response.")
-        self._recording = True
-        return self._said
-
-    async def _record(self, answer: Answer) -> Answer | None:
-        return self.instead or await self.exchange.record(answer)
-
-    async def _answer_with(self, answer: Answer | None, more: bool = False) -> None:
-        self._ended = True
-        if self._on_its_way is not None:
-            self._on_its_way.set()
-        try:
-            if answer is not None:
-                await _send(self._send, answer, more)
-        except Exception as error:
-            if more:  # who streams has to know that nobody hears it
-                raise
-            self._unsent = error
-
-
-class _Claimable(_Covered):
-    """A request that its handler may claim, once it knows who is calling. Until then it passes as it is."""
-
-    claimed = False
-
-    def __init__(
-        self, middleware: IdempotencyMiddleware, rules: Rules, scope: Any, receive: Receive, send: Send
-    ) -> None:
-        self._middleware, self._rules, self._scope = middleware, rules, scope
-        self._receive, self._send, self._body = receive, send, b""
-        self._passing = Passing(scope, rules, receive, keep=rules.key is not None)
-
-    async def let_pass(self, lines: Sequence[bytes], length: int | None) -> None:
-        """Let the app run, and its handler find this."""
-        self._lines, self._declared = lines, length
-        if not lines and self._rules.key is None:  # there is nothing to claim
-            self._heard = asyncio.get_running_loop().create_future()
-            await self._live()
-            return self._heard.result()
-        try:
-            await self.start()
-        except asyncio.CancelledError:
-            if not self.claimed:
-                self._task.cancel()
-                await asyncio.wait([self._task])
-            raise
-
-    async def claim(self, scope: Any) -> bool:
-        """Claim the key for the handler that runs: whether it has to go on. Else the answer is there already.
-
-        Called by the handler, or by what stands before it, when the caller is known.
-        """
-        if self.claimed or self.instead is not None or self._ended:
-            raise UsageError("This request was claimed already, or answered.")
-        try:
-            self.instead = await self._open(checked_scope(scope))
-        except Problem as problem:
-            self.instead = problem.answer(self._rules.documentation)
-        return self.instead is None
-
-    async def _open(self, whose: str) -> Answer | None:
-        boundary, rules = self._middleware.boundary, self._rules
-        key = key_of(self._lines, rules.strict)
-        if key is None and rules.key is None:
-            if rules.required:
-                raise key_missing(rules)
-            WISH.set(Wish())  # which nobody hears
-            return None
-        fingerprint = await self._passing.take_in_rest(self._declared)
-        if key is None:
-            key = natural_key(rules, _request(self._scope), self._passing.whole())
-        self.exchange = exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
-        answer = await exchange.open(fingerprint)
-        if answer is None:
-            self.claimed = True
-            self._watch = Watch(exchange.attempt, self._task.get_loop(), self._task)
-            CURRENT.set(exchange.attempt)
-            WISH.set(exchange.wish)
-        return answer
-
-    def _begin(self) -> Awaitable[None]:
-        scope = {**_without_extensions(self._scope), HANDLE: self}
-        return self._middleware.app(scope, self._give_body, self._take_answer)
-
-    def _let_go(self) -> None:
-        self._passing.close()
-
-    async def _end_with_app(self) -> None:
-        if self.claimed:
-            await super()._end_with_app()
-        else:
-            await self._answer_with(self.instead)
-
-    async def _failed(self, error: BaseException) -> bool:
-        if self.claimed:
-            return await super()._failed(error)
-        await self._answer_with(self.instead)
-        return self.instead is not None
-
-    async def _give_body(self) -> Message:
-        if self.claimed and self._passing.given:
-            return await self._give_rest()
-        return await self._passing.give()
-
-    async def _take_answer(self, message: Message) -> None:
-        if self.claimed or self.instead is not None:
-            await super()._take_answer(message)
-        else:
-            self._ended = True
-            if self._lines and message.get("status", 500) < 300:
-                self._middleware.boundary.warn_of_unclaimed(self._scope["method"], seen_path(self._scope))
-            await self._send(message)
-
-
-# -- Messages ------------------------------------------------------------------------------------------------------
-
-
-def _request(scope: Any) -> Request:
-    query, path = scope["query_string"], seen_path(scope) if scope.get("root_path") else scope["path"]
-    headers = Headers(scope["headers"])
-    return make(Request, (scope["method"], path, query.decode("latin-1") if query else "", headers, scope))
-
-
-def seen_path(scope: Any) -> str:
-    """The path that the app sees, wherever it is mounted."""
-    path: str = scope["path"]
-    root = scope.get("root_path")
-    return path[len(root) :] or "/" if root and f"{path}/".startswith(f"{root}/") else path
-
-
-def _without_extensions(scope: Any) -> Any:
-    """A scope as the app may see it: what it sends past the body would go unseen."""
-    offered = scope.get("extensions")
-    if not offered:
-        return scope
-    kept = {name: value for name, value in offered.items() if not name.startswith("http.response.")}
-    return {**scope, "extensions": kept}
-
-
-async def _send(send: Send, answer: Answer, more: bool = False) -> None:
-    status, headers, body = answer
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-    await send({"type": "http.response.body", "body": body or b"", "more_body": more})

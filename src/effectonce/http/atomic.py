@@ -32,6 +32,7 @@ from ..transactions._retrying import may_help
 from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
+from ._asgi_app import App, Send, request_of, seen_path, send_answer, without_extensions
 from ._boundary import Boundary, Exchange, Wish, claimed_here, key_in, natural_key, unheard
 from ._exchange import (
     ANSWER,
@@ -50,7 +51,6 @@ from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._quota import Share
 from ._rules import Route, Rules, RuleWords, Scope
-from .asgi import App, Send, _request, _send, _without_extensions, seen_path
 
 __all__ = ["AtomicMiddleware", "AtomicWSGIMiddleware", "connection"]
 
@@ -164,10 +164,10 @@ class AtomicMiddleware:
             answer = problem.answer(rules.documentation)
         except asgi_body.Gone:
             return
-        await _send(send, answer)
+        await send_answer(send, answer)
 
     async def _answer(self, rules: Rules, scope: Any, receive: asgi_body.Receive, key: str | None) -> Answer:
-        whose = self.boundary.scope_of(_request(scope)) if callable(self.boundary.scope) else PUBLIC
+        whose = self.boundary.scope_of(request_of(scope)) if callable(self.boundary.scope) else PUBLIC
         whose = checked_scope(await whose if inspect.isawaitable(whose) else whose)
         length = asgi_body.declared_length(scope)
         asgi_body.check_size(length or 0, rules)
@@ -176,7 +176,7 @@ class AtomicMiddleware:
             body = await asgi_body.whole(taken)
         finally:
             asgi_body.close(taken)
-        name = key if key is not None else natural_key(rules, _request(scope), body)
+        name = key if key is not None else natural_key(rules, request_of(scope), body)
         share = Share(self.boundary.quota, whose, rules.max_new_keys)
 
         async def transaction(on: Any) -> Answer:
@@ -229,7 +229,7 @@ async def _collected(app: App, scope: Any, body: bytes) -> Answer:
             pieces.append(bytes(message.get("body", b"")))
             is_complete = not message.get("more_body", False)
 
-    await app({**_without_extensions(scope)}, receive, send)
+    await app({**without_extensions(scope)}, receive, send)
     if start is None or not is_complete:
         raise RuntimeError("The app returned without a complete response.")
     said = b"" if status in BODILESS else b"".join(pieces)

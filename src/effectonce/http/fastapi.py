@@ -16,10 +16,11 @@ from typing import Any, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
+from ._asgi_app import HANDLE, seen_path
 from ._boundary import Boundary
 from ._exchange import PROBLEMS
 from ._rules import SAFE, Route, Rules, RuleWords, Scope
-from .asgi import HANDLE, IdempotencyMiddleware, seen_path
+from .asgi import IdempotencyMiddleware
 
 try:
     from fastapi import Depends, FastAPI, Header, HTTPException

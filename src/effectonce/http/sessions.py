@@ -24,6 +24,7 @@ from .._blocking import run
 from .._receiver import Receiver
 from ..sessions import ClientSession, Journal, Sessions
 from . import asgi, wsgi
+from ._asgi_app import Covered, request_of, seen_path, send_answer
 from ._asgi_body import Gone, Receive, begin, check_size, close, declared_length, take_in
 from ._boundary import claimed_here
 from ._exchange import PUBLIC, Problem
@@ -82,7 +83,7 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path, method = asgi.seen_path(scope), scope["method"]
+        path, method = seen_path(scope), scope["method"]
         rules = self.boundary.rules_for(method, path)
         is_numbered = any(name == CLIENT_HEADER for name, _ in scope["headers"])
         try:
@@ -93,7 +94,7 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
             else:
                 await super().__call__(scope, receive, send)
         except Problem as problem:
-            await asgi._send(send, problem.answer((rules or self.boundary.rules).documentation))
+            await send_answer(send, problem.answer((rules or self.boundary.rules).documentation))
         except Gone:
             pass
 
@@ -102,7 +103,7 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
         store = self._sessions.sessions.receiver.asyncio.store
         headers = Headers(scope["headers"])
         answer = await self._sessions.answer(store, scope["method"], headers, await self._whose(scope))
-        await asgi._send(send, answer)
+        await send_answer(send, answer)
 
     async def _number(self, rules: Rules, scope: Any, receive: Receive, send: asgi.Send) -> None:
         """The way of a numbered request."""
@@ -120,15 +121,15 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
             close(body)
             raise
         if answer is None:
-            await asgi._Covered(self, rules, scope, receive, send, exchange, body).start()
+            await Covered(self, rules, scope, receive, send, exchange, body).start()
             return
         close(body)
-        await asgi._send(send, answer)
+        await send_answer(send, answer)
 
     async def _whose(self, scope: Any) -> str:
         if not callable(self.boundary.scope):
             return PUBLIC
-        named = self.boundary.scope(asgi._request(scope))
+        named = self.boundary.scope(request_of(scope))
         return checked_scope(await named if inspect.isawaitable(named) else named)
 
 
