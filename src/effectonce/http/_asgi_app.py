@@ -1,4 +1,4 @@
-"""The app behind the ASGI boundary: in a task of its own, with a body to read and an answer that is held for its record.
+"""The app behind the ASGI boundary: in a task of its own, with a body to read; its answer is held for its record.
 
 ``Covered`` is a request whose key was claimed before the app runs, ``Claimable`` one whose handler may claim it.
 """
