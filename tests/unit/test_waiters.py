@@ -140,6 +140,24 @@ def test_an_answer_that_will_not_come_is_an_error(loop: Loop) -> None:
     loop.run_until_complete(main())
 
 
+def test_who_never_came_to_wait_is_in_nobodys_way(loop: Loop) -> None:
+    """A signal may end a caller before its task waits; and who comes late finds the answer there."""
+
+    async def main() -> None:
+        crowd = Crowd(loop, "ab")
+        await asyncio.sleep(0)
+        first, failed = Waiter[int](loop), Waiter[int](loop)
+        failed.set_exception(ValueError("no"))
+        loop.call_soon(answer_all, [first, failed, *crowd.waiters], [0, 0, 1, 2])
+        await asyncio.gather(*crowd.tasks)
+        assert await first == 0
+        with pytest.raises(ValueError, match="no"):
+            await failed
+        assert crowd.told == [("a", 1), ("b", 2)]
+
+    loop.run_until_complete(main())
+
+
 def test_who_waits_may_have_a_timeout(loop: Loop) -> None:
     """The one of asyncio, as around any future."""
 

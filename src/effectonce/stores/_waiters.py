@@ -21,13 +21,14 @@ NONE: Any = object()
 
 
 class Waiter(Generic[T]):
-    """An answer that is to come. One task awaits it, at once and once."""
+    """An answer that is to come. One task awaits it, once."""
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_loop", "_wake", "answer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.answer: T = WAITING
+        self._wake: Callable[[Waiter[T]], object] | None = None
         self._asyncio_future_blocking = True
 
     def done(self) -> bool:
@@ -37,15 +38,20 @@ class Waiter(Generic[T]):
     def set_result(self, answer: T) -> None:
         """Here is the answer: its task goes on at the next turn of the loop."""
         self.answer = answer
-        self._loop.call_soon(self._wake, self, context=self._context)
+        self._wake_soon()
 
     def set_exception(self, error: BaseException) -> None:
         """There won't be an answer."""
         self.answer, self._error = NONE, error
-        self._loop.call_soon(self._wake, self, context=self._context)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        if self._wake is not None:
+            self._loop.call_soon(self._wake, self, context=self._context)
 
     def __await__(self) -> Generator[Waiter[T], None, T]:
-        yield self
+        if self.answer is WAITING:
+            yield self
         if self.answer is NONE:
             raise self._error
         return self.answer
@@ -75,7 +81,8 @@ def answer_all(waiters: Iterable[Waiter[T]], answers: Iterable[T]) -> None:
         for waiter, answer in left:
             if waiter.answer is WAITING:
                 waiter.answer = answer
-                waiter._context.run(waiter._wake, waiter)
+                if waiter._wake is not None:  # a signal may have come before its task could wait
+                    waiter._context.run(waiter._wake, waiter)
     except BaseException:  # Ctrl-C in one of the tasks: the others have their answers all the same
         for waiter, answer in left:
             if not waiter.done():
