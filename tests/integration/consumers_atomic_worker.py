@@ -90,8 +90,7 @@ def jetstream(sink: Sink, options: Options, url: str, stream: str) -> None:
     async def main() -> None:
         connection = await nats.connect(url)
         found: Callable[[Any], object] = lambda each: order_of(each.data)  # noqa: E731
-        own: dict[str, Any] = {"durable": "billing", "dead_letter": f"{stream}-dead", "id": found}
-        consumer = jetstream.Consumer(connection.jetstream(), stream, **own, **options)
+        consumer = jetstream.Consumer(connection.jetstream(), stream, durable="billing", id=found, **options)
         await aserve(sink, consumer)
         await connection.close()
 

@@ -77,7 +77,6 @@ def jetstream(books: Books, receiver: Any, url: str, stream: str) -> None:
                 stream,
                 durable="billing",
                 receiver=receiver,
-                dead_letter=f"{stream}-dead",
                 id=lambda each: order_of(each.data),
                 **OPTIONS,
             ),

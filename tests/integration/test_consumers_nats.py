@@ -296,7 +296,7 @@ def test_a_lost_acknowledgement_is_absorbed(nats: Any, stream: str) -> None:
 
 
 def test_dead_letters_that_would_come_back_are_refused(nats: Any, stream: str) -> None:
-    """A stream that has all subjects below its name has the usual one for dead letters, too; a filter leaves it out."""
+    """A stream may have the subject that is named for dead letters, too; a filter leaves it out."""
     dead = f"{stream}.dead"
 
     async def main(receiver: Receiver) -> None:
@@ -313,6 +313,28 @@ def test_dead_letters_that_would_come_back_are_refused(nats: Any, stream: str) -
             await until(consumer, asyncio.sleep, is_put_aside)
             await consumer.arun_once(asyncio.sleep)
             assert await is_put_aside()
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+
+
+def test_by_default_dead_letters_go_where_they_do_not_come_back(nats: Any, stream: str) -> None:
+    """A stream that has all subjects below its name has the usual one for them, too: then it is another."""
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            consumer = consumer_of(context, stream, receiver, dead_letter="")
+            await publish(context, stream, "bad", b"no JSON")
+
+            await consumer.arun_once(asyncio.sleep)
+
+            async def is_put_aside() -> bool:
+                return (await context.stream_info(f"{stream}-dead")).state.messages == 1
+
+            await until(consumer, asyncio.sleep, is_put_aside)
+            await consumer.arun_once(asyncio.sleep)
+            assert await is_put_aside()
+            assert (await context.stream_info(stream)).state.messages == 1
 
     with Receiver("memory://") as receiver:
         asyncio.run(main(receiver))

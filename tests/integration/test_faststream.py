@@ -199,13 +199,14 @@ def noting(ran: list[str], group: str) -> Any:
 def test_a_subscriber_that_would_get_its_own_dead_letters_is_stopped(
     place_on: Site, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The usual subject for them is one of those that it has subscribed to: they would come back for ever."""
+    """The subject for them is one of those that it has subscribed to: they would come back for ever."""
     place = place_on("nats", "anybody")
     place.send("bad", body=b"no JSON")
     told = f'Write dead_letter= "{place.queue}-dead"'
 
     async def main() -> None:
-        broker = NatsBroker(place.url, middlewares=[Idempotent(receiver)])
+        middleware = Idempotent(receiver, dead_letter=f"{place.queue}.dead")
+        broker = NatsBroker(place.url, middlewares=[middleware])
         whose: dict[str, Any] = {"stream": place.queue, "durable": place.handler, "pull_sub": True}
         subscribe = broker.subscriber(f"{place.queue}.*", ack_policy=AckPolicy.NACK_ON_ERROR, **whose)
         subscribe(noting([], "all"))

@@ -34,10 +34,11 @@ class Kind:
         """Who consumes, where several may get the same message: each has its own effect."""
         return ""
 
-    async def check(self, message: Any, delivery: Delivery, where: str) -> None:
-        """Raise if what is put aside there would come back."""
-        if where == delivery.source:
-            raise comes_back(where)
+    async def place_apart(self, message: Any, delivery: Delivery, wanted: str) -> str:
+        """Where dead letters go: as is wanted, or as is usual. Raises if they would come back."""
+        if wanted == delivery.source:
+            raise comes_back(wanted)
+        return wanted or f"{delivery.source}.dead"
 
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         """Publish what can't be processed, with the reason."""
@@ -119,7 +120,7 @@ class JetStream(Kind):
     """Ids are ``Nats-Msg-Id``, else the place in the stream."""
 
     def __init__(self) -> None:
-        self._checked: set[tuple[str, str, str]] = set()
+        self._places: dict[tuple[str, str, str], str] = {}
         self._configs: dict[tuple[str, str], Any] = {}
 
     def delivery(self, message: Any, subscriber: Any, wanted: Any) -> Delivery:
@@ -130,18 +131,16 @@ class JetStream(Kind):
         sent, times = about.timestamp.timestamp(), about.num_delivered
         return Delivery(message, about.stream, ids, message.body, len(message.body), sent, times)
 
-    async def check(self, message: Any, delivery: Delivery, where: str) -> None:
-        """Raise if the consumer is given that subject, too. Makes a stream that keeps it, if there is none."""
+    async def place_apart(self, message: Any, delivery: Delivery, wanted: str) -> str:
+        """The same, where the consumer may be given it with others of its stream; and there is a stream that has it."""
         about = _metadata(message)
-        known = (about.stream, about.consumer, where)
-        if known not in self._checked:
-            from .nats import made_apart
+        whose = (about.stream, about.consumer, wanted)
+        if whose not in self._places:
+            from .nats import place_apart
 
-            context = message.raw_message._client.jetstream()
-            await made_apart(
-                context, about.stream, await self._config(message), where, where.replace(".", "-")
-            )
-            self._checked.add(known)
+            context, config = message.raw_message._client.jetstream(), await self._config(message)
+            self._places[whose] = await place_apart(context, about.stream, config, wanted)
+        return self._places[whose]
 
     async def put_aside(self, broker: Any, delivery: Delivery, letter: DeadLetter, where: str) -> None:
         from .nats import put_aside

@@ -58,8 +58,8 @@ class Idempotent:
     retry         the first and the longest pause before another delivery
     id            where the sender's id is: the name of a header, or a function of FastStream's message. Then a message
                   without it is refused. By default the places that the broker has for it
-    dead_letter   the queue, topic or subject for what can't be processed; by default its source's name with ``.dead``.
-                  A subscriber that is given it itself is stopped
+    dead_letter   the queue, topic or subject for what can't be processed; by default its source's name with ``.dead``
+                  (on JetStream with ``-dead``, if the subscriber is given that one). Who would get its own is stopped
     max_body      a larger message is refused
     """
 
@@ -91,8 +91,7 @@ class Idempotent:
         try:
             kind = self._kind(message, subscriber)
             delivery = kind.delivery(message, subscriber, self._id)
-            where = self._dead_letter or f"{delivery.source}.dead"
-            await kind.check(message, delivery, where)
+            where = await kind.place_apart(message, delivery, self._dead_letter)
         except UsageError as error:
             log.critical("a subscriber is stopped: %s", error)
             await give_back(message)

@@ -63,8 +63,8 @@ class Consumer(_consumer.Consumer):
     stream        the stream's name
     durable       the pull consumer's name; it is made when it is missing, and begins with the oldest message
     subject       of a consumer that is made: which messages it wants, by default all
-    dead_letter   the subject for what can't be processed; by default the stream's name with ``.dead``. One that the
-                  durable itself is given is refused: name another, where the stream has ``ORDERS.>``
+    dead_letter   the subject for what can't be processed; by default the stream's name with ``.dead``, or with
+                  ``-dead`` where the durable would be given that one. It is refused if it is given this one, too
     options       see ``Options``
     """
 
@@ -84,7 +84,7 @@ class Consumer(_consumer.Consumer):
             raise UsageError(
                 f"A {type(context).__name__} is no JetStream context. Write connection.jetstream()."
             )
-        broker = _Stream(context, stream, durable, subject, dead_letter or f"{stream}.dead")
+        broker = _Stream(context, stream, durable, subject, dead_letter)
         broker.id = options.get("id")
         super().__init__(broker, receiver, options)
 
@@ -123,7 +123,7 @@ class _Stream:
                 "before its effect happened. Make it with ack_policy explicit."
             )
         self.deadline = min([config.ack_wait or DEFAULT_ACK_WAIT, *(config.backoff or ())])
-        await made_apart(self._context, self._name, config, self._dead, f"{self._name}-dead")
+        self._dead = await place_apart(self._context, self._name, config, self._dead)
         await self._check_cursor()
         if self._subscription is None:
             self._subscription = await self._context.pull_subscribe_bind(self.group, stream=self._name)
@@ -207,17 +207,18 @@ def _told(message: Msg) -> tuple[str, int, int, float]:
     return about.stream, about.sequence.stream, about.num_delivered, about.timestamp.timestamp()
 
 
-async def made_apart(
-    context: JetStreamContext, stream: str, config: ConsumerConfig, dead: str, name: str
-) -> None:
-    """See to it that a stream keeps the subject of dead letters, and that its own consumer is not given them."""
-    try:
-        keeps = await context.find_stream_name_by_subject(dead)
-    except NotFoundError:
-        await context.add_stream(name=name, subjects=[dead])
-        return
-    if keeps == stream and is_meant(config, dead):
-        raise comes_back(dead, f'"{stream}-dead", or another subject that the stream does not have')
+async def place_apart(context: JetStreamContext, stream: str, config: ConsumerConfig, wanted: str) -> str:
+    """The subject of dead letters, which some stream keeps and the stream's own consumer is not given."""
+    usual = f"{stream}.dead", f"{stream}-dead"
+    for dead in (wanted,) if wanted else usual:
+        try:
+            keeps = await context.find_stream_name_by_subject(dead)
+        except NotFoundError:
+            await context.add_stream(name=dead.replace(".", "-"), subjects=[dead])
+            return dead
+        if keeps != stream or not is_meant(config, dead):
+            return dead
+    raise comes_back(wanted or usual[0], f'"{usual[1]}", or another subject that the stream does not have')
 
 
 def is_meant(config: ConsumerConfig, subject: str) -> bool:
