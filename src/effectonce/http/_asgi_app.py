@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from .._asyncio import Watch
 from .._attempt import CURRENT
-from .._records import Ending, make
+from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Message, Passing, Receive, close, message_of
 from ._boundary import WISH, Boundary, Exchange, Wish, key_missing, natural_key
@@ -197,36 +197,12 @@ class Covered:
         if len(piece) != self._length or self._length > self._rules.max_response or self.instead is not None:
             await self._complete(piece)
             return
-        begun, exchange = (
-            self._said or self._start(),
-            self.exchange,
-        )  # in one piece, as most are: again written out
-        self._recording = True
+        begun = self._start()  # in one piece, as most are
         answer = make(Answer, (begun[0], begun[1], bytes(piece)))
-        completion, colour = exchange.conclude(answer), exchange.colour
-        said = exchange.first(
+        said = self.exchange.first(
             answer
-        )  # made now: nothing is to keep those waiting whose answers are recorded at once
-        if completion is None:
-            instead = await exchange.record(answer)
-        else:
-            ending: Ending | BaseException
-            try:
-                ending = await colour.store.complete(completion)
-            except colour.trouble as error:
-                ending = error
-            recorded = exchange.is_recorded(completion, ending)
-            instead = None if recorded else await exchange.overruled(ending)
-        said = instead or said
-        self._ended = True
-        if self._on_its_way is not None:
-            self._on_its_way.set()
-        try:
-            send = self._send
-            await send({"type": "http.response.start", "status": said[0], "headers": said[1]})
-            await send({"type": "http.response.body", "body": said[2] or b"", "more_body": False})
-        except Exception as error:
-            self._unsent = error
+        )  # before: nothing is to keep those waiting who are recorded together
+        await self._answer_with(await self.exchange.record(answer) or said)
 
     async def _hold(self, piece: bytes, more: bool) -> None:
         if self._pieces is None:

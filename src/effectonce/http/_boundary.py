@@ -257,19 +257,17 @@ class Exchange:
 
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
-        claim, colour = self.ask(fingerprint), self.colour
+        claim, colour = self._ask(fingerprint), self.colour
         decision: Decision | BaseException | None = None
         if not self.call.policy.local_cache:
             try:
                 decision = await colour.store.claim(claim)
             except colour.trouble as error:
                 decision = error
-        answer = self.hear(decision)
-        return await self.look_into(decision) if answer is UNDECIDED else answer
+        answer = self._hear(decision)
+        return await self._look_into(decision) if answer is UNDECIDED else answer
 
-    # The parts of ``open``, for an adapter that pays for every coroutine between it and the store
-
-    def ask(self, fingerprint: bytes) -> Claim:
+    def _ask(self, fingerprint: bytes) -> Claim:
         """What to ask the store for."""
         rules, boundary, scope = self.rules, self.boundary, self.scope
         limit, terms, may_create = rules.max_new_keys, rules.terms, True
@@ -282,7 +280,7 @@ class Exchange:
         self._started = self.flow.monotonic()
         return call[0]
 
-    def hear(self, decision: Decision | BaseException | None) -> Answer | None:
+    def _hear(self, decision: Decision | BaseException | None) -> Answer | None:
         """What the store has decided: the answer to give at once, None if the handler has to run, or UNDECIDED.
 
         The straight ways are written out, since every request pays for each step of them. The flow knows all ways.
@@ -304,7 +302,7 @@ class Exchange:
             raise
         return UNDECIDED
 
-    async def look_into(self, decision: Decision | BaseException | None) -> Answer | None:
+    async def _look_into(self, decision: Decision | BaseException | None) -> Answer | None:
         """Go on after a decision that is neither of the straight ways."""
         unused = self._set_aside
         try:
@@ -358,7 +356,7 @@ class Exchange:
 
     async def record(self, answer: Answer) -> Answer | None:
         """Record what the handler answered. Gives an answer if there is one that counts more than the handler's."""
-        completion, colour = self.conclude(answer), self.colour
+        completion, colour = self._conclude(answer), self.colour
         if completion is None:
             return await self._record_otherwise(answer)
         ending: Ending | BaseException
@@ -366,11 +364,9 @@ class Exchange:
             ending = await colour.store.complete(completion)
         except colour.trouble as error:
             ending = error
-        return None if self.is_recorded(completion, ending) else await self.overruled(ending)
+        return None if self._is_recorded(completion, ending) else await self._overruled(ending)
 
-    # The parts of ``record``, for the same adapter
-
-    def conclude(self, answer: Answer) -> Completion | None:
+    def _conclude(self, answer: Answer) -> Completion | None:
         """What to tell the store of an answer that is to be remembered; None for any other, which ``record`` knows."""
         attempt, wish = self.attempt, self.wish
         rules = self.rules
@@ -384,14 +380,14 @@ class Exchange:
         attempt.ending = True
         return completion_of(self.call, attempt, kept)
 
-    def is_recorded(self, completion: Completion, ending: Ending | BaseException) -> bool:
+    def _is_recorded(self, completion: Completion, ending: Ending | BaseException) -> bool:
         """Whether the store has it: the straight way, as the flow's own, which knows the others."""
         if type(ending) is not Ending or ending is FENCED:
             return False
         self.flow.recorded(self.call, self.attempt, completion, self._kept)
         return True
 
-    async def overruled(self, ending: Ending | BaseException) -> Answer | None:
+    async def _overruled(self, ending: Ending | BaseException) -> Answer | None:
         """Go on when the store has refused it, or not answered: what counts more than the handler's answer."""
         flow, colour, call, attempt = self.flow, self.colour, self.call, self.attempt
         if isinstance(ending, Ending):

@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 from .._receiver import Receiver
-from .._records import Decision
 from ._asgi_app import App, Claimable, Covered, Send, request_of, seen_path, send_answer
 from ._asgi_body import Gone, Receive, asked_at_once, begin, check_size, close, take_in, whole
-from ._boundary import UNDECIDED, Boundary, Exchange, key_missing, natural_key, unheard
+from ._boundary import Boundary, Exchange, key_missing, natural_key, unheard
 from ._exchange import PUBLIC, Problem, key_of
 from ._names import checked_scope
 from ._rules import SAFE, Route, RuleWords, Scope
@@ -89,18 +88,9 @@ class IdempotencyMiddleware:
                 spool = body
             if key is None:
                 key = natural_key(rules, request_of(scope), await whole(body))
-            colour = boundary.receiver.asyncio
-            exchange = Exchange(boundary, rules, colour, key, whose, lines[0] if lines else None)
-            claim = exchange.ask(fingerprint)
-            decision: Decision | BaseException | None = None
-            if not rules.terms.local_cache:
-                try:
-                    decision = await colour.store.claim(claim)
-                except colour.trouble as error:
-                    decision = error
-            answer = exchange.hear(decision)
-            if answer is UNDECIDED:
-                answer = await exchange.look_into(decision)
+            line = lines[0] if lines else None
+            exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose, line)
+            answer = await exchange.open(fingerprint)
             if answer is None:
                 spool = None  # which is the app's from now on
                 await Covered(self, rules, scope, receive, send, exchange, body).start()
