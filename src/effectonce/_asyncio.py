@@ -58,14 +58,10 @@ class Asyncio:
         finally:
             timer.cancel()
 
-    def watch(self, attempt: Attempt, handler: Awaitable[object]) -> Watch:
-        """Have this task cancelled when the keeper says that the attempt's lease is lost."""
-        loop = asyncio.get_running_loop()  # asks the system each time, so once has to do
-        return Watch(attempt, loop, asyncio.current_task(loop))
-
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
-        """Await the handler under such a watch."""
-        watch = self.watch(attempt, handler)
+        """Await the handler, and cancel it when the keeper says that the attempt's lease is lost."""
+        loop = asyncio.get_running_loop()  # asks the system each time, so once has to do
+        watch = Watch(attempt, loop, asyncio.current_task(loop))
         try:
             return await handler
         except asyncio.CancelledError as cancelled:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ColourMismatch, StoreError, UsageError
 
@@ -83,12 +83,8 @@ class Blocking:
         attempt.when_ended(wake)
         ended.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
-    def watch(self, attempt: Attempt, handler: Awaitable[object]) -> NoReturn:
-        """A coroutine can't be awaited here."""
-        raise not_awaited(attempt, handler)
-
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T:
-        """Nor here."""
+        """A coroutine can't be awaited here."""
         raise not_awaited(attempt, handler)
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:

@@ -186,19 +186,15 @@ class _Piece:
             CURRENT.reset(token)
         return None
 
-    async def _attended(self, index: int, attempt: Attempt, begun: Awaitable[Any] | None = None) -> None:
-        """The same where there is something to await. Every layer costs each handler that waits, so this is one."""
-        token, watch = CURRENT.set(attempt), None
+    async def _attended(self, index: int, attempt: Attempt, waits: Awaitable[Any] | None = None) -> None:
+        token = CURRENT.set(attempt)
         try:
-            waits: Awaitable[Any] = self.handler(*self.slots[index][1]) if begun is None else begun
-            watch = self.colour.watch(attempt, waits)
-            value = await waits
+            waits = self.handler(*self.slots[index][1]) if waits is None else waits
+            value = await self.colour.attend(attempt, waits)
             self.ran[index] = make(_Ran, (attempt, value, None))
         except BaseException as error:
-            self.ran[index] = _Ran(attempt, None, error if watch is None else watch.meaning(error))
+            self.ran[index] = _Ran(attempt, None, error)
         finally:
-            if watch is not None:
-                watch.end()
             CURRENT.reset(token)
 
     async def _by_itself(self, index: int, opened: dict[int, Attempt | None]) -> None:

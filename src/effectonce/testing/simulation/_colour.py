@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._records import Claim, Completion, Decision, Ending, Record, Renewal, State
@@ -12,7 +12,7 @@ from ._requests import Began, Cancelled, Command, Pause, Reported, ask
 
 if TYPE_CHECKING:
     from ..._attempt import Attempt
-    from ..._blocking import Gathered
+    from ..._blocking import Gathered, Job
     from ._processes import Process
 
 T = TypeVar("T")
@@ -134,16 +134,18 @@ class Simulated:
             del process.running[slot]
             process.interrupted.discard(slot)
 
-    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
+    async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]:
         """Run jobs one after the other; after a cancellation, which a job may keep to itself, the rest never begin."""
-        results: list[T | None] = []
+        results: list[T | None] = [None] * len(jobs)
         interrupted: BaseException | None = None
-        for job in jobs:
+        for place, job in enumerate(jobs):
+            if interrupted is not None:
+                break
             try:
-                results.append(None if interrupted else await job())
+                if (waits := job()) is not None:
+                    results[place] = await waits
             except Cancelled as error:
                 interrupted = error
-                results.append(None)
             if interrupted is None and self._process.slot in self._process.cancelled:
                 interrupted = Cancelled()
         return results, interrupted
