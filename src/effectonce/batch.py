@@ -186,10 +186,11 @@ class _Piece:
             CURRENT.reset(token)
         return None
 
-    async def _attended(self, index: int, attempt: Attempt, waits: Awaitable[Any] | None = None) -> None:
+    async def _attended(self, index: int, attempt: Attempt, begun: Awaitable[Any] | None = None) -> None:
+        """The same where there is something to await."""
         token = CURRENT.set(attempt)
         try:
-            waits = self.handler(*self.slots[index][1]) if waits is None else waits
+            waits: Awaitable[Any] = self.handler(*self.slots[index][1]) if begun is None else begun
             value = await self.colour.attend(attempt, waits)
             self.ran[index] = make(_Ran, (attempt, value, None))
         except BaseException as error:
