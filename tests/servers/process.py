@@ -93,7 +93,7 @@ class ProcessServer(Server):
         self._launch()
 
     def pause(self) -> None:
-        watcher.signal_tree(self.pid, signal.SIGSTOP)
+        watcher.freeze_tree(self.pid)
 
     def resume(self) -> None:
         watcher.signal_tree(self.pid, signal.SIGCONT)

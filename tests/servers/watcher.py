@@ -49,6 +49,23 @@ def signal_tree(pid: int, number: signal.Signals) -> None:
                 child.send_signal(number)
 
 
+def freeze_tree(pid: int) -> None:
+    """SIGSTOP for a process and its children. Returns when every thread stands still: until then some go on."""
+    signal_tree(pid, signal.SIGSTOP)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            _wait_until(lambda pid=process.pid: _stands_still(pid))
+
+
+def _stands_still(pid: int) -> bool:
+    states: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            states.append(thread.read_text(errors="replace").rpartition(")")[2].split()[0])
+    return set(states) <= set("TtZX")
+
+
 def kill_tree(pid: int) -> None:
     """SIGKILL for a process and its children; stopped first, so that none is born meanwhile.
 
