@@ -13,7 +13,6 @@ from .errors import ColourMismatch, UsageError
 
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 NOT_PLAIN = inspect.CO_COROUTINE | GENERATORS
-FUNCTIONS = (FunctionType, MethodType)
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
@@ -62,13 +61,15 @@ def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
 
     A partial function is asked what it was made of, an object how it is called, and a class makes instances of itself.
     """
+    if type(function) is FunctionType and name not in function.__annotations__:  # as most handlers are
+        return Any
     if name in (getattr(function, "__annotations__", None) or ()) and not isinstance(function, type):
         return resolved_hint(function, name)
     if isinstance(function, partial):
         return hint_of(function.func, name)
     if isinstance(function, type):
         return function if name == "return" else Any
-    return Any if type(function) in FUNCTIONS else resolved_hint(type(function).__call__, name)
+    return Any if type(function) is MethodType else resolved_hint(type(function).__call__, name)
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,6 @@ import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime
 from functools import cached_property
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, codec, keys
@@ -404,8 +403,7 @@ class Receiver:
             else:
                 prefix = self._prefix
         if hint is None:
-            says_nothing = type(handler) is FunctionType and "return" not in handler.__annotations__
-            hint = Any if says_nothing else hint_of(handler)
+            hint = hint_of(handler)
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
         may_create = sent is None or policy.late == "process" or self._age(sent) <= policy.keep
         lease, keep, once, most = policy.terms
