@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, Attempt, Unprotected
+from ._blocking import Job
 from ._flow import CLAIMED, DONE, Colour, Flow, insist
 from ._messages import Outcome
 from ._records import Claim, Completion, Decision, Ending, State, Verdict, make
@@ -78,6 +79,7 @@ class _Piece:
     ) -> None:
         self.flow, self.colour, self.slots = flow, colour, slots
         self.handler, self.concurrency = handler, concurrency
+        self.thread = get_ident()
         self.is_awaited = colour.awaits and inspect.iscoroutinefunction(handler)
         self.outcomes: dict[int, Outcome[Any]] = {}
         self.ran: dict[int, _Ran] = {}
@@ -157,20 +159,34 @@ class _Piece:
             raise
 
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
-        jobs = [partial(self._job, index, opened) for index in opened]
-        _, interrupted = await self.colour.gather(jobs, self.concurrency)
-        self.interrupted = interrupted or self.interrupted
+        """Whom to wait for is asked when all that was claimed is recorded.
+
+        Else two batches that hold a key of each other's would wait in vain, and what is done would be lost with the
+        process meanwhile.
+        """
+        await self._gather([partial(self._job, index, opened) for index, held in opened.items() if held])
         for index, attempt in opened.items():
-            if attempt is not None and index not in self.ran and index not in self.outcomes:
+            if attempt is not None and index not in self.ran:
                 self.flow.close(attempt, None)  # its handler never began
                 await self.flow.withdraw(self.colour, attempt.claim)
         await self._record()
+        if self.interrupted is None:
+            alone = [index for index, held in opened.items() if not held]
+            await self._gather([partial(self._by_itself, index) for index in alone])
+
+    async def _gather(self, jobs: Sequence[Job[None]]) -> None:
+        if jobs:
+            _, interrupted = await self.colour.gather(jobs, self.concurrency)
+            self.interrupted = interrupted or self.interrupted
 
     def _job(self, index: int, opened: dict[int, Attempt | None]) -> Coroutine[Any, Any, None] | None:
         """Run a handler and write down what became of it, or give what has to be awaited for that."""
         attempt = opened[index]
-        if attempt is None or attempt.lost:
-            return self._by_itself(index, opened)
+        assert attempt is not None
+        if attempt.lost:  # its turn comes after its lease: it goes its own way
+            self.flow.close(attempt, None)
+            opened[index] = None
+            return None
         if self.is_awaited:
             return self._attended(index, attempt)
         token = CURRENT.set(attempt)
@@ -184,6 +200,8 @@ class _Piece:
             self.ran[index] = _Ran(attempt, None, error)
         finally:
             CURRENT.reset(token)
+            if attempt.line != self.thread:  # it helps out, and may next have to wait for this key elsewhere
+                attempt.line = None
         return None
 
     async def _attended(self, index: int, attempt: Attempt, begun: Awaitable[Any] | None = None) -> None:
@@ -198,12 +216,9 @@ class _Piece:
         finally:
             CURRENT.reset(token)
 
-    async def _by_itself(self, index: int, opened: dict[int, Attempt | None]) -> None:
+    async def _by_itself(self, index: int) -> None:
         """Have a message go its own way: it was not claimed with the others, or its turn came after its lease."""
-        (call, args), attempt = self.slots[index], opened[index]
-        if attempt is not None:
-            self.flow.close(attempt, None)
-            opened[index] = None
+        call, args = self.slots[index]
         outcome = await self._alone(self.flow.run(self.colour, call, self.handler, args, {}), own=True)
         if outcome is not None:
             self.outcomes[index] = outcome

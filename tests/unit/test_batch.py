@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -452,6 +453,42 @@ def test_a_busy_key_is_waited_for(store: Store, colour: Colour, told: Told) -> N
         leave.set()
         outcomes = batch.answer()
     assert [outcome.value for outcome in outcomes] == ["a", "the other's", "c"]
+
+
+def test_what_is_done_is_recorded_before_another_is_waited_for(store: Store, colour: Colour) -> None:
+    """Two batches that hold a key of each other's both end, and what a batch has done is not lost while it waits."""
+    receiver, other = Receiver(store), Receiver(store)
+    with running(other, THREE[1], "the other's") as leave:
+        batch = Caller(lambda: colour.batch(receiver, THREE, Ids()))
+        wait_until(lambda: in_store(other, "a") == in_store(other, "c") == "COMPLETED")
+        assert batch.is_alive()
+        leave.set()
+        assert statuses(batch.answer()) == ["executed", "replayed", "executed"]
+
+
+def test_a_thread_that_helps_two_batches_may_wait_for_what_it_has_done(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads are shared: one that has run a key for a batch that goes on waits for it in another, as any would."""
+    monkeypatch.setattr(receiver.blocking, "_threads", lambda _: pool)
+    done, entered, leave = list[Message](), threading.Event(), threading.Event()
+
+    def handler(message: Message) -> None:
+        if threading.current_thread().name.startswith("helper"):
+            assert entered.wait(20)
+            done.append(message)
+        else:
+            entered.set()
+            assert leave.wait(20)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="helper") as pool:
+        first = Caller(lambda: receiver.process_batch(THREE, handler, concurrency=2))
+        wait_until(lambda: len(done) == 2)  # by the one helper, and their batch is still at the third
+        second = Caller(lambda: receiver.process_batch(done, must_not_run, concurrency=2))
+        wait_until(lambda: receiver.stats().since_start.counts.get("waited") == 2)
+        leave.set()
+        assert statuses(first.answer()) == ["executed"] * 3
+        assert statuses(second.answer()) == ["replayed"] * 2
 
 
 def test_a_busy_key_may_be_rejected(store: Store, colour: Colour) -> None:
