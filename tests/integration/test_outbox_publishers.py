@@ -91,6 +91,32 @@ def test_a_name_that_amqp_has_no_room_for_fails_alone(rabbitmq: Any) -> None:
     assert [got[0] for got in place.got(2)] == ["e-1", "e-3"]
 
 
+def test_headers_that_no_frame_has_room_for_fail_alone(rabbitmq: Any) -> None:
+    """The broker closes the connection at them and does not say whose they were; those around them arrive."""
+    place = OnRabbitMQ(rabbitmq.url)
+    large = event(2, place.topic)._replace(headers={"large": "x" * 200_000})
+    long = event(3, place.topic)._replace(headers={"x" * 200: "a name that would be cut off"})
+    around = [event(1, place.topic, payload=b"first"), event(4, place.topic, payload=b"last")]
+    first, *refused, last = published(open_publisher(rabbitmq.url), [around[0], large, long, around[1]])
+    assert (first, last) == (None, None)
+    assert all(refused)
+    assert not any(isinstance(error, Unsent) for error in refused)
+    assert set(place.payloads()) == {b"first", b"last"}  # with one id, should one come twice
+
+
+def test_a_payload_that_is_too_large_with_its_headers_fails_alone(nats: Any) -> None:
+    """The server would close the connection at it, each time it comes, and nothing would be published any more."""
+    place = OnNats(nats.url)
+    large = event(2, place.topic, payload=b"x" * (1 << 20))._replace(headers={"a": "b"})
+    just = event(3, place.topic, payload=b"x" * ((1 << 20) - 4000))._replace(headers={"a": "b" * 3900})
+    first, refused, fits, last = published(
+        open_publisher(nats.url), [event(1, place.topic), large, just, event(4, place.topic)]
+    )
+    assert (first, fits, last) == (None, None, None)
+    assert refused is not None
+    assert not isinstance(refused, Unsent)
+
+
 def test_a_large_message_goes_in_many_frames(rabbitmq: Any) -> None:
     """What is larger than a frame arrives whole."""
     place = OnRabbitMQ(rabbitmq.url)

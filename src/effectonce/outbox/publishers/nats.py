@@ -18,12 +18,15 @@ from .._events import Event, Results, Unsent
 try:
     import nats
     from nats.errors import Error as NatsError
+    from nats.errors import MaxPayloadError
 except ImportError as error:
     raise MissingExtra("NATS needs the package nats-py: pip install effectonce[nats]") from error
 
 ACK_SECONDS = 10.0
 CONNECT_SECONDS = 5
 NO_RESPONDERS = "503"
+AROUND_HEADER, AROUND_HEADERS = 4, 12
+"""Bytes that headers take besides their names and values: each of them, and all together."""
 
 
 class Refused(Exception):
@@ -57,6 +60,8 @@ class JetStream:
             if event.key is not None:
                 headers["key"] = event.key
             try:
+                if len(event.payload) + _size(headers) > client.max_payload:
+                    raise MaxPayloadError  # nats-py does not count headers, and the server would hang up
                 reply = f"{self._inbox}.{self._round}.{number}"
                 await client.publish(event.topic, event.payload, reply=reply, headers=headers)
             except (NatsError, ValueError) as error:  # too large, or no subject: its own fault
@@ -120,6 +125,11 @@ class _Window:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._done.wait()
+
+
+def _size(headers: dict[str, str]) -> int:
+    texts = (name + text for name, text in headers.items())
+    return AROUND_HEADERS + sum(len(each.encode()) + AROUND_HEADER for each in texts)
 
 
 async def _quietly(_: Exception) -> None:

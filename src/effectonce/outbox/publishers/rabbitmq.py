@@ -20,7 +20,7 @@ try:
     import aiormq
     from aiormq import spec
     from aiormq.abc import ChannelFrame
-    from aiormq.exceptions import DeliveryError
+    from aiormq.exceptions import ChannelPreconditionFailed, ConnectionFrameError, DeliveryError
     from pamqp.body import ContentBody
     from pamqp.frame import marshal
     from pamqp.header import ContentHeader
@@ -28,10 +28,16 @@ except ImportError as error:
     raise MissingExtra("RabbitMQ needs the package aio-pika: pip install effectonce[rabbitmq]") from error
 
 PERSISTENT = 2
+LONGEST_NAME = 128
+"""Bytes of a header's name; the encoder cuts off what is longer."""
 
 
 class Refused(Exception):
     """An event that can't be a message of AMQP."""
+
+
+class Objection(Unsent):
+    """The broker closed the channel because of a message in the window, and does not say which."""
 
 
 class RabbitMQ:
@@ -61,7 +67,19 @@ class RabbitMQ:
         return cls(plain, exchange=exchange, mandatory=mandatory == "yes")
 
     async def publish(self, events: Sequence[Event]) -> Results:
-        """Send all events, then wait for their confirmations."""
+        """Send all events; where the broker objects to one of them, one by one, so that only that one fails."""
+        results = await self._publish(events)
+        if not any(isinstance(result, Objection) for result in results):
+            return results
+        if len(events) == 1:
+            return [Refused(str(results[0]))]
+        answers: list[Exception | None] = []
+        for event, result in zip(events, results, strict=True):
+            answers += await self.publish([event]) if isinstance(result, Unsent) else [result]
+        return answers
+
+    async def _publish(self, events: Sequence[Event]) -> Results:
+        """Send a window of events, then wait for their confirmations."""
         channel = await self._open_channel()
         confirmations = await self._send(channel, events)
         await asyncio.wait(confirmations)
@@ -122,6 +140,8 @@ def _content(channel: Any, event: Event) -> list[bytes]:
     kind = headers.pop("content-type", None)
     if event.key is not None:
         headers["key"] = event.key
+    if long := [name for name in headers if len(name.encode()) > LONGEST_NAME]:
+        raise ValueError(f"the name of the header {long[0][:40]}… has more than {LONGEST_NAME} bytes")
     properties = spec.Basic.Properties(
         content_type=kind, headers=headers or None, delivery_mode=PERSISTENT, message_id=event.id
     )
@@ -138,4 +158,5 @@ def _meaning(confirmation: asyncio.Future[Any]) -> Exception | None:
     error = confirmation.exception()
     if error is None or isinstance(error, DeliveryError | Refused):
         return error
-    return Unsent(f"{type(error).__name__}: {error}")
+    kind = Objection if isinstance(error, ChannelPreconditionFailed | ConnectionFrameError) else Unsent
+    return kind(f"{type(error).__name__}: {error}")
