@@ -12,6 +12,10 @@ from uuid import uuid4
 from effectonce.testing.clocks import wait_until
 
 
+WINDOW = 256
+"""Messages that are on their way to a broker at once: each has to be confirmed within the client's patience."""
+
+
 class Place:
     """A broker with a namespace of its own. ``handler`` is whom messages are for."""
 
@@ -195,12 +199,13 @@ class OnJetStream(Place):
     def send_all(self, orders: list[str]) -> None:
         async def send(left: list[str]) -> None:
             while left:
+                now, left = left[:WINDOW], left[WINDOW:]
                 sent = [
                     self._taken(json.dumps({"order": order}).encode(), {"Nats-Msg-Id": order})
-                    for order in left
+                    for order in now
                 ]
                 answers = await asyncio.gather(*sent)
-                left = [order for order, taken in zip(left, answers, strict=True) if not taken]
+                left += [order for order, taken in zip(now, answers, strict=True) if not taken]
 
         self._runner.run(send(orders))
 
