@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from effectonce.testing.clocks import wait_until
 
-
 WINDOW = 256
 """Messages that are on their way to a broker at once: each has to be confirmed within the client's patience."""
 
