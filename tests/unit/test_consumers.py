@@ -122,6 +122,18 @@ def test_groups_keep_their_order_and_stop_at_the_first_failure(awaits: bool) -> 
     assert len(ran) == 9, "what was done is not done again"
 
 
+@COLOURS
+def test_an_id_that_comes_twice_in_a_group_with_other_payloads_is_put_aside_in_its_turn(awaits: bool) -> None:
+    """It is not claimed with the others; those behind it wait until the broker has it put aside."""
+    ran: list[str] = []
+    batch = [of("a1", "a"), of("a1", "a", "another"), of("b1", "b"), of("a2", "a")]
+    with Receiver("memory://") as receiver:
+        broker = ListBroker(batch, awaits=awaits)
+        consume(broker, receiver, lambda message: ran.append(message.id))
+    assert sorted(ran) == ["a1", "b1"]
+    assert [type(verdict) for _, verdict in broker.told] == [Ack, DeadLetter, Ack, Nack]
+
+
 def test_a_group_waits_for_a_member_that_runs_elsewhere() -> None:
     """A claim that is refused stops its group like a failure does."""
     entered, leave = threading.Event(), threading.Event()

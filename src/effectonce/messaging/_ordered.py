@@ -97,8 +97,11 @@ class _Grouped(_Piece):
     async def _group(self, indexes: list[int], opened: dict[int, Attempt | None]) -> None:
         """Run a group up to the first message that has no result."""
         for index in indexes:
-            if index not in self.outcomes and (waits := self._job(index, opened)) is not None:
-                await waits
+            if index not in self.outcomes:
+                if opened[index] is not None and (waits := self._job(index, opened)) is not None:
+                    await waits
+                if opened[index] is None:  # somebody else is at it, or its turn came after its lease
+                    await self._by_itself(index)
             if not self._has_result(index):
                 return
 
