@@ -243,6 +243,25 @@ def test_a_bad_record_as_large_as_can_be_is_put_aside_in_parts(name: str, topic:
 
 
 @CLIENTS
+def test_headers_that_leave_no_room_for_a_reason_are_put_aside_in_parts_of_their_own(
+    name: str, topic: Topic
+) -> None:
+    """Here it is not the value that is too large with the reason. It must not stop its partition either."""
+    topic.produce(None, b"{", partition=0, headers=[("large", b"x" * (LARGEST - 300)), ("hop", b"\xff")])
+    topic.produce("good", partition=0)
+    topic.flush()
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, topic, receiver, lambda m: ran.append(m.id), topic.is_done)
+    assert ran == ["good"]
+    first, *others = topic.letters()
+    assert (first[""], first["dead-reason"]) == (b"{", b"undecodable")
+    assert {each["dead-headers"] for each in others} == {b"json"}
+    written = json.loads(b"".join(each[""] for each in others))
+    assert written == [["large", "x" * (LARGEST - 300)], ["hop", "\\xff"]]
+
+
+@CLIENTS
 def test_an_id_that_was_asked_for_and_is_missing_is_refused(name: str, topic: Topic) -> None:
     """Then a place in the topic does not serve: the sender has promised an id."""
     topic.produce("o-1", partition=0)

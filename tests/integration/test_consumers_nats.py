@@ -168,6 +168,37 @@ def test_a_bad_message_as_large_as_can_be_is_put_aside_in_parts(nats: Any, strea
     assert ran == ["good"]
 
 
+def test_a_dead_letter_asks_nothing_of_its_stream_and_has_room_for_its_reason(nats: Any, stream: str) -> None:
+    """What a sender expected of the first stream the next would refuse; so it would headers of more than 64 KiB."""
+    ran: list[str] = []
+
+    async def handler(message: Message) -> None:
+        ran.append(message.id)
+
+    async def main(receiver: Receiver) -> None:
+        async with connected(nats, stream) as context:
+            subject = f"{stream}.new"
+            await context.publish(subject, b"{", stream=stream, headers={"trace": "t-1"})
+            large = {"Nats-Msg-Id": "large", "trace": "x" * 65_300}
+            await context.publish(subject, b"{", headers=large)
+            await publish(context, stream, "good")
+            consumer = consumer_of(context, stream, receiver)
+
+            async def is_empty() -> bool:
+                return bool(ran) and await unacknowledged(context, stream) == 0
+
+            await until(consumer, handler, is_empty)
+            plain, part, headers = [await context.get_msg(f"{stream}-dead", number) for number in (1, 2, 3)]
+        told = plain.headers or {}
+        assert (told["dead-expected-stream"], told["trace"]) == (stream, "t-1")
+        assert ((part.headers or {})["dead-part"], part.data) == ("1/2", b"{")
+        assert ((headers.headers or {})["dead-headers"], json.loads(headers.data or b"")) == ("json", large)
+
+    with Receiver("memory://") as receiver:
+        asyncio.run(main(receiver))
+    assert ran == ["good"]
+
+
 def test_two_consumers_of_a_stream_put_aside_the_same_message(nats: Any, stream: str) -> None:
     """Each its own letter: the broker must not take the second for a repetition of the first."""
 

@@ -191,6 +191,39 @@ def test_properties_that_no_client_should_send_do_not_stop_the_queue(
 
 
 @CLIENTS
+def test_headers_that_leave_no_room_for_a_reason_are_put_aside_in_a_part_of_their_own(
+    name: str, queue: Queue
+) -> None:
+    """All properties are in one frame. With the reason it would be too large; the broker would hang up, each time."""
+    queue.publish(
+        "large", b"{", headers={"large": "x" * 130_900, "trace": b"t-1", "deep": {"list": [1, None]}}
+    )
+    queue.publish("good")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, queue, receiver, lambda m: ran.append(m.id), lambda: ran and not queue.size())
+    get = queue._channel.basic_get
+    (_, first, body), (_, second, written) = (get(f"{queue.name}.dead", auto_ack=True) for _ in range(2))
+    assert (ran, body) == (["good"], b"{")
+    assert [each.headers["dead-part"] for each in (first, second)] == ["1/2", "2/2"]
+    assert [each.headers["dead-reason"] for each in (first, second)] == ["undecodable"] * 2
+    assert second.headers["dead-headers"] == "json"
+    assert json.loads(written) == {"large": "x" * 130_900, "trace": "t-1", "deep": {"list": [1, None]}}
+
+
+@CLIENTS
+def test_a_dead_letter_is_not_sent_where_its_message_was(name: str, queue: Queue) -> None:
+    """The header CC has the broker send copies. A letter that came to the queue again would do so for ever."""
+    queue.publish("bad", b"{", headers={"CC": [queue.name, "elsewhere"]})
+    queue.publish("good")
+    ran: list[str] = []
+    with Receiver("memory://") as receiver:
+        consume(name, queue, receiver, lambda m: ran.append(m.id), lambda: ran and not queue.size())
+    assert [letter.headers["dead-cc"] for letter in queue.letters()] == [[queue.name, "elsewhere"]]
+    assert queue.size() == 0
+
+
+@CLIENTS
 def test_a_failed_message_comes_again_and_a_hopeless_one_is_put_aside(name: str, queue: Queue) -> None:
     """A handler's exception gives the message back, only this one; used-up attempts make it a dead letter."""
     for order in ("fine", "flaky", "poison"):

@@ -25,7 +25,7 @@ from aio_pika.exceptions import (
 from aiormq.exceptions import ChannelAccessRefused, InvalidFrameError
 
 from ..errors import UsageError
-from ._amqp import Held, Unsettled, delivery_of
+from ._amqp import Held, Unsettled, delivery_of, letters_of
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
 log = logging.getLogger("effectonce.messaging")
@@ -182,21 +182,22 @@ class AioPika:
     async def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
         assert self._channel is not None
         message: AbstractIncomingMessage = delivery.handle
-        copy = Message(
-            message.body,
-            headers={**message.headers, **labels(letter, delivery)},
-            message_id=message.message_id,
-            timestamp=message.timestamp,
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            correlation_id=message.correlation_id,
-            reply_to=message.reply_to,
-            type=message.type,
-            app_id=message.app_id,
-            priority=message.priority,
-            delivery_mode=DeliveryMode.PERSISTENT,
-        )
-        await self._channel.default_exchange.publish(copy, self._dead)  # confirmed by the broker
+        for headers, body in letters_of(message.headers, labels(letter, delivery), message.body):
+            copy = Message(
+                body,
+                headers=headers,
+                message_id=message.message_id,
+                timestamp=message.timestamp,
+                content_type=message.content_type,
+                content_encoding=message.content_encoding,
+                correlation_id=message.correlation_id,
+                reply_to=message.reply_to,
+                type=message.type,
+                app_id=message.app_id,
+                priority=message.priority,
+                delivery_mode=DeliveryMode.PERSISTENT,
+            )
+            await self._channel.default_exchange.publish(copy, self._dead)  # confirmed by the broker
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Nothing: the broker waits as long as the connection lives, and the client's own task keeps that."""

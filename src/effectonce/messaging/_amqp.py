@@ -15,11 +15,16 @@ from math import inf
 from typing import Any, Final
 
 from .._records import make
-from ._delivery import Delivery, candidates
+from ._delivery import Delivery, apart, candidates
 
 WAIT_SECONDS: Final = 1.0
 PREFETCH_BATCHES: Final = 2
 """How many batches a consumer holds at most: one that is under way and one that waits."""
+ROOM_FOR_HEADERS: Final = (1 << 17) - (1 << 12)
+"""All properties of a message are in one frame, of 128 KiB by default. At one that is larger the broker hangs up."""
+ANY_SIZE: Final = 1 << 31
+ROUTES: Final = {"CC": "dead-cc", "BCC": "dead-bcc"}
+"""Headers by which the broker sends copies to other queues, to the one that a dead letter comes from for example."""
 
 
 def delivery_of(
@@ -44,6 +49,29 @@ def delivery_of(
     counted = found.get("x-delivery-count")
     times = counted + 1 if isinstance(counted, int) else 1 + redelivered
     return make(Delivery, (handle, queue, ids, body, len(body), timestamp, times, None, None))
+
+
+def letters_of(
+    own: Mapping[str, Any] | None, told: Mapping[str, str], body: bytes
+) -> list[tuple[dict[str, Any], bytes]]:
+    """The headers and body of a dead letter: in parts, if its own headers leave no room for what is told."""
+    whole = {ROUTES.get(name, name): value for name, value in (own or {}).items()} | dict(told)
+    if size_of(whole) <= ROOM_FOR_HEADERS:
+        return [(whole, body)]
+    return [({**told, **more}, each) for more, each in apart(own, body, ANY_SIZE)]
+
+
+def size_of(value: object) -> int:
+    """How many bytes a value takes in a table of AMQP, at most."""
+    if isinstance(value, str):
+        return 5 + len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes | bytearray):
+        return 5 + len(value)
+    if isinstance(value, Mapping):
+        return 5 + sum(size_of(name) + size_of(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return 5 + sum(map(size_of, value))
+    return 9
 
 
 class Unsettled:

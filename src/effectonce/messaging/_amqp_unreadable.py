@@ -8,6 +8,7 @@ both.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -15,7 +16,7 @@ from pamqp.exceptions import PAMQPException
 from pamqp.frame import unmarshal
 from pika.frame import Header  # type: ignore[import-untyped]
 
-from ._amqp import delivery_of
+from ._amqp import delivery_of, letters_of
 from ._delivery import DeadLetter, explained, labels
 
 PERSISTENT = 2
@@ -37,8 +38,8 @@ def put_aside(url: str, queue: str, dead: str, most: int, consumer: str) -> int:
                 break
             if (letter := _trouble(about, body)) is not None:
                 told = letter._replace(consumer=consumer)
-                copy = _copy(told, queue, about, body, method.redelivered)
-                channel.basic_publish("", dead, body, copy, mandatory=True)  # confirmed, or an error
+                for copy, part in _copies(told, queue, about, body, method.redelivered):
+                    channel.basic_publish("", dead, part, copy, mandatory=True)  # confirmed, or an error
                 channel.basic_ack(method.delivery_tag)
                 found += 1
     finally:
@@ -55,8 +56,10 @@ def _trouble(about: Any, body: bytes) -> DeadLetter | None:
     return None
 
 
-def _copy(letter: DeadLetter, queue: str, about: Any, body: bytes, redelivered: bool) -> Any:
-    """Properties for the dead letter that everybody can read: without what was wrong."""
+def _copies(
+    letter: DeadLetter, queue: str, about: Any, body: bytes, redelivered: bool
+) -> Iterator[tuple[Any, bytes]]:
+    """Properties for the dead letter that everybody can read: without what was wrong. And its body, or parts of it."""
     name = about.message_id if isinstance(about.message_id, str) else None
     delivery = delivery_of(
         None,
@@ -69,7 +72,7 @@ def _copy(letter: DeadLetter, queue: str, about: Any, body: bytes, redelivered: 
         redelivered=redelivered,
     )
     told = labels(letter, delivery)
-    whole = pika.BasicProperties(
-        headers={**(about.headers or {}), **told}, message_id=name, delivery_mode=PERSISTENT
-    )
-    return pika.BasicProperties(headers=told, delivery_mode=PERSISTENT) if _trouble(whole, body) else whole
+    for headers, part in letters_of(about.headers, told, body):
+        whole = pika.BasicProperties(headers=headers, message_id=name, delivery_mode=PERSISTENT)
+        plain = pika.BasicProperties(headers=told, delivery_mode=PERSISTENT)
+        yield plain if _trouble(whole, part) else whole, part

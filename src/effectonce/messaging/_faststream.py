@@ -81,14 +81,15 @@ class RabbitMQ(Kind):
             await broker.declare_queue(RabbitQueue(where, durable=True))
             self._declared.add(where)
         raw = delivery.handle.raw_message
-        await broker.publish(
-            delivery.body,
-            where,
-            headers={**(raw.headers or {}), **labels(letter, delivery)},
-            content_type=raw.content_type,
-            message_id=raw.message_id,
-            persist=True,
-        )
+        for headers, body in _amqp.letters_of(raw.headers, labels(letter, delivery), delivery.body):
+            await broker.publish(
+                body,
+                where,
+                headers=headers,
+                content_type=raw.content_type,
+                message_id=raw.message_id,
+                persist=True,
+            )
 
 
 class Kafka(Kind):
@@ -113,7 +114,7 @@ class Kafka(Kind):
                 # and the broker's to say.
                 if _kafka.code_of(error) != _kafka.TOO_LARGE or largest <= LEAST_ROOM:
                     raise
-                largest = min(largest, len(record.value or b"")) // 2
+                largest = min(largest, len(record.value or b"") + _kafka.size_of(record.headers)) // 2
 
 
 class JetStream(Kind):

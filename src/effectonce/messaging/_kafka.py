@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from .._records import make
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place, parts
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, apart, candidates, crowded, or_place, parts
 
 WAIT_SECONDS: Final = 1.0
 DEFAULT_POLL_SECONDS: Final = 300.0
@@ -104,13 +104,24 @@ def pieces(
     record: Record, told: Mapping[str, str], largest: int
 ) -> Iterator[tuple[bytes | None, list[tuple[str, Any]]]]:
     """The value and headers of a dead letter. What is too large with all that is told comes in parts, in order."""
-    headers = [*record.headers, *((name, text.encode()) for name, text in told.items())]
-    size = sum(len(name.encode()) + len(value or b"") + AROUND_HEADER for name, value in headers)
-    if record.value is None:
-        yield None, headers
-        return
-    for more, value in parts(record.value, largest - size - len(record.key or b"") - AROUND):
-        yield value, [*headers, *((name, text.encode()) for name, text in more.items())]
+    headers, body = [*record.headers, *_encoded(told)], record.value or b""
+    room = largest - len(record.key or b"") - AROUND
+    if crowded(body, room - size_of(headers)):
+        headers = _encoded(told)
+        found = apart(record.headers, body, room - size_of(headers))
+    else:
+        found = parts(body, room - size_of(headers))
+    for more, value in found:
+        yield value if value or record.value is not None else None, [*headers, *_encoded(more)]
+
+
+def size_of(headers: Iterable[tuple[str, Any]]) -> int:
+    """How many bytes headers take, at most."""
+    return sum(len(name.encode()) + len(value or b"") + AROUND_HEADER for name, value in headers)
+
+
+def _encoded(told: Mapping[str, str]) -> list[tuple[str, Any]]:
+    return [(name, text.encode()) for name, text in told.items()]
 
 
 class Plan(NamedTuple):

@@ -21,7 +21,7 @@ from pika.exceptions import (  # type: ignore[import-untyped]
 
 from .._records import make
 from ..errors import UsageError
-from ._amqp import Held, Unsettled, delivery_of
+from ._amqp import Held, Unsettled, delivery_of, letters_of
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, NOT_ALLOWED = 403, 404, 406, 530
@@ -170,21 +170,22 @@ class Pika:
     def _put_aside(self, delivery: Delivery, letter: DeadLetter) -> None:
         message: Incoming = delivery.handle
         about = message.properties
-        properties = pika.BasicProperties(
-            headers={**(about.headers or {}), **labels(letter, delivery)},
-            message_id=about.message_id,
-            timestamp=about.timestamp,
-            content_type=about.content_type,
-            content_encoding=about.content_encoding,
-            correlation_id=about.correlation_id,
-            reply_to=about.reply_to,
-            type=about.type,
-            app_id=about.app_id,
-            priority=about.priority,
-            delivery_mode=PERSISTENT,
-        )
-        # Confirmed by the broker; one that it can't put anywhere is an error.
-        self._channel.basic_publish("", self._dead, message.body, properties, mandatory=True)
+        for headers, body in letters_of(about.headers, labels(letter, delivery), message.body):
+            properties = pika.BasicProperties(
+                headers=headers,
+                message_id=about.message_id,
+                timestamp=about.timestamp,
+                content_type=about.content_type,
+                content_encoding=about.content_encoding,
+                correlation_id=about.correlation_id,
+                reply_to=about.reply_to,
+                type=about.type,
+                app_id=about.app_id,
+                priority=about.priority,
+                delivery_mode=PERSISTENT,
+            )
+            # Confirmed by the broker; one that it can't put anywhere is an error.
+            self._channel.basic_publish("", self._dead, body, properties, mandatory=True)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Answer the broker's heartbeats, which nobody else does while handlers run."""

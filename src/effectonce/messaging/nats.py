@@ -25,7 +25,19 @@ from ..errors import MissingExtra, StoreUnavailable, UsageError
 from . import _consumer
 from ._consumer import Options
 from ._cursor import check_end
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place, parts
+from ._delivery import (
+    Ack,
+    DeadLetter,
+    Delivery,
+    Nack,
+    Verdict,
+    apart,
+    candidates,
+    crowded,
+    labels,
+    or_place,
+    parts,
+)
 from ._options import check, comes_back
 
 try:
@@ -54,6 +66,8 @@ PLAIN_REPLY = 9
 """Parts of the subject to acknowledge to, which tells of a message, in a server that has no domain."""
 AROUND, ROOM_FOR_PART = 4, 128
 """Bytes of a header besides its name and value, and of what is told of a part besides."""
+MOST_OF_HEADERS = 65_535 - ROOM_FOR_PART
+"""Bytes that JetStream takes of headers."""
 
 
 class Consumer(_consumer.Consumer):
@@ -243,16 +257,30 @@ async def put_aside(
 ) -> None:
     """Publish a dead letter; in parts, if it is too large for the server together with what is told of it."""
     about = message.metadata
-    headers = dict(message.headers or {}) | labels(letter, delivery)
-    if MSG_ID in headers:
-        headers["dead-msg-id"] = headers[MSG_ID]
+    own, told = message.headers or {}, labels(letter, delivery)
+    headers = {_harmless(name): text for name, text in own.items()} | told
     # Its own id at the broker: two letters of one id, with different payloads, must not be taken for one. Nor must
     # those of two consumers of one stream.
-    own = f"dead:{about.consumer}:{about.stream}:{about.sequence.stream}"
-    told = sum(len(name.encode()) + len(text.encode()) + AROUND for name, text in headers.items())
-    for more, body in parts(message.data, context._nc.max_payload - told - ROOM_FOR_PART - len(own)):
-        headers |= more | {MSG_ID: "/".join((own, *more.values()))}
-        await context.publish(subject, body, headers=headers)
+    name = f"dead:{about.consumer}:{about.stream}:{about.sequence.stream}"
+    most = context._nc.max_payload - ROOM_FOR_PART - len(name)
+    if _size(headers) > MOST_OF_HEADERS - len(name) or crowded(message.data, most - _size(headers)):
+        headers, found = told, apart(own, message.data, most - _size(told))
+    else:
+        found = parts(message.data, most - _size(headers))
+    for more, body in found:
+        place = more.get("dead-part")
+        await context.publish(
+            subject, body, headers={**headers, **more, MSG_ID: f"{name}/{place}" if place else name}
+        )
+
+
+def _harmless(name: str) -> str:
+    """A name that the server does not listen to: what was asked of the first stream is not asked of the next."""
+    return f"dead-{name[5:].lower()}" if name.lower().startswith("nats-") else name
+
+
+def _size(headers: dict[str, str]) -> int:
+    return sum(len(name.encode()) + len(text.encode()) + AROUND for name, text in headers.items())
 
 
 class _Confirmed:
