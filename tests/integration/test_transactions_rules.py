@@ -724,6 +724,21 @@ def begin(connection: Any, scene: Scene, level: str) -> None:
         connection.cursor().execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
 
 
+def test_an_answer_that_is_not_committed_is_nobodys_answer(mariadb_scene: Scene) -> None:
+    """At READ UNCOMMITTED everything could be read; what may yet be rolled back is given to nobody all the same."""
+    scene, rejecting = mariadb_scene, Policy(busy="reject")
+    with closing(scene.connect()) as first, closing(scene.connect()) as second:
+        begin(second, scene, "READ UNCOMMITTED")
+        scene.receiver.on(first).process(Message(id="a"), scene.handler(first))
+        with pytest.raises(InProgress):
+            scene.receiver.on(second).process(Message(id="a"), scene.handler(second), policy=rejecting)
+        first.rollback()
+        outcome = scene.receiver.on(second).process(Message(id="a"), scene.handler(second), policy=rejecting)
+        second.commit()
+    assert not outcome.replayed
+    assert scene.place.count("a") == 1
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_crowd_on_few_keys(scene: Scene, level: str) -> None:
     """Threads process the same keys, roll back at random, retry what the engine refuses: each effect happens once."""

@@ -55,7 +55,7 @@ class InMySQL(TransactionStore):
     async def _held(self, claim: Claim) -> Decision:
         """The answer to a claim whose record somebody else has locked: perhaps only to read it."""
         try:
-            found = (await self._look([claim.key])).get(claim.key)
+            found = (await self._look([claim.key], self._if_committed)).get(claim.key)
         except Exception as error:
             if code_of(error) not in LOCK_TIMED_OUT:
                 raise
@@ -125,9 +125,15 @@ class InMySQL(TransactionStore):
         )
         return (await self.ask(self._sql["end_many"] % asked)).changed == len(ends)
 
-    async def _look(self, keys: Sequence[str]) -> dict[str, Found]:
+    async def _look(self, keys: Sequence[str], condition: str = "") -> dict[str, Found]:
         places = ",".join(written._place(key) for key in keys)
-        return self._records(await self._ask_briefly(self._sql["read"] % places))
+        return self._records(await self._ask_briefly(self._sql["read"] % places + condition))
+
+    @property
+    def _if_committed(self) -> str:
+        """See nothing where even what others may yet roll back could be seen."""
+        level = "@@tx_isolation" if self.adapter.is_mariadb else "@@transaction_isolation"
+        return f" AND {level} <> 'READ-UNCOMMITTED'"
 
     async def _ask_briefly(self, sql: str) -> Result:
         limit = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR " if self._never_waits else ""
