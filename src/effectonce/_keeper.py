@@ -141,7 +141,7 @@ class Keeper:
     def _postpone(self, attempt: Attempt, now: float, why: str) -> None:
         claim = attempt.claim
         pause = claim.lease / RETRY_SHARE
-        patience = 0.0 if attempt.unrecorded is None else claim.keep  # the ending stays true after the lease
+        patience = claim.keep if attempt.ending else 0.0  # an ending stays true after the lease
         if now + pause >= attempt.deadline + patience:
             self.lose(attempt, why)
         else:

@@ -260,9 +260,33 @@ def test_an_ending_is_carried_home(clock: ManualClock, store: StagedStore, colou
     assert not receiver._keeper.live
 
 
+def test_an_ending_is_carried_home_after_a_silence_that_outlasts_the_lease(
+    clock: ManualClock, store: StagedStore, told: Told, colour: Colour
+) -> None:
+    """While a result is being written its handler is done: what the store leaves unanswered then is no lost lease."""
+    receiver = by_hand(Receiver(store, monotonic=clock, hooks=[told]))
+
+    def silence() -> None:
+        for _ in range(3):
+            clock.advance(60)
+            run(receiver._keeper.tick(store, clock()))
+        raise StoreUnavailable("no answer")
+
+    store.fail("renew_many", error=StoreUnavailable("no answer"))
+    store.before["complete"] = silence
+    with pytest.raises(StoreUnavailable):
+        colour.process(receiver, EVENT, Counted("late"))
+    store.recover()
+    clock.advance(60)
+    run(receiver._keeper.tick(store, clock()))
+    assert colour.process(receiver, EVENT, must_not_run).value == "late"
+    assert "lease_lost" not in told.kinds()
+
+
 def with_an_ending(kept: Kept) -> Attempt:
     """An attempt whose result waits to be written."""
     attempt = kept.begin()
+    attempt.ending = True
     attempt.unrecorded = Completion("k", attempt.claim.owner, attempt.fence, State.COMPLETED, b"1", KEEP)
     return attempt
 
