@@ -17,7 +17,7 @@ from tests.http.world import PATIENCE_SECONDS
 from tests.unit.receiving import StagedStore, by_hand
 
 from effectonce import Policy, Receiver, State, current
-from effectonce.errors import UsageError
+from effectonce.errors import StoreUnavailable, UsageError
 from effectonce.http import PUBLIC, Route
 from effectonce.http._quota import Quota
 from effectonce.http._rules import Headers, Rules, RuleWords
@@ -378,6 +378,34 @@ def test_what_goes_wrong_while_recording_is_not_the_apps_word() -> None:
         assert not middleware.boundary.receiver.flow.keeper.live
         (record,) = await store.scan()
         assert record.state is State.PENDING
+
+    asyncio.run(main())
+    assert handler.runs == 1
+
+
+def test_a_store_that_is_silent_while_recording_gets_503() -> None:
+    """Also for longer than the lease: what the app did is recorded when the store is back, and never done again."""
+    handler = Handler()
+
+    async def main() -> None:
+        middleware, store, clock = on_a_clock(handler)
+        keeper = middleware.boundary.receiver.flow.keeper
+
+        async def silence() -> None:
+            clock.advance(61)
+            await keeper.tick(store, clock())
+            await asyncio.sleep(0)  # where a handler that lost its lease would be cancelled
+            raise StoreUnavailable("no answer")
+
+        store.fail("renew_many", error=StoreUnavailable("no answer"))
+        store.before["complete"] = silence
+        client = await ask(middleware)
+        assert (client.status, client.code) == (503, "store-unavailable")
+        store.recover()
+        clock.advance(61)
+        await keeper.tick(store, clock())
+        client = await ask(middleware)
+        assert (client.status, client.replayed) == (201, True)
 
     asyncio.run(main())
     assert handler.runs == 1
