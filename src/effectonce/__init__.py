@@ -8,21 +8,31 @@ receiver = Receiver("sqlite:///effects.db")
 def charge(order_id: str, cents: int) -> str: ...
 """
 
-from ._attempt import Attempt, current
+from ._attempt import Attempt as Attempt  # for annotations; no everyday name
+from ._attempt import current
 from ._messages import Message, Outcome
 from ._receiver import Receiver
 from ._records import Record, State
-from .errors import EffectOnceError, InDoubt, InProgress, KeyReused, LeaseLost, NotApplied, StoreUnavailable
+from .errors import (
+    EffectOnceError,
+    InDoubt,
+    InProgress,
+    KeyReused,
+    LateArrival,
+    LeaseLost,
+    NotApplied,
+    StoreUnavailable,
+)
 from .policy import Policy
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Attempt",
     "EffectOnceError",
     "InDoubt",
     "InProgress",
     "KeyReused",
+    "LateArrival",
     "LeaseLost",
     "Message",
     "NotApplied",

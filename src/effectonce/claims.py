@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import Token
 from types import TracebackType
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class Claiming:
     """``with receiver.claim("key") as claim`` — also ``async with``.
 
-    ``claim.first`` says whether this block has to do the work. It then ends with ``claim.complete(value)`` (or
-    ``await claim.acomplete(value)``); leaving the block without it completes with None, leaving it by an exception
-    does what the policy says of that exception. ``claim.value`` is the first result, for everyone.
+    ``claim.first`` says whether this block has to do the work. It then ends with ``claim.complete(value)``, which is
+    awaited in an ``async with`` (``await claim.acomplete(value)`` is the same); leaving the block without it completes
+    with None, leaving it by an exception does what the policy says of that exception. ``claim.value`` is the first
+    result, for everyone.
     """
 
     def __init__(self, receiver: Receiver, call: Call) -> None:
@@ -33,6 +34,7 @@ class Claiming:
         self._outcome: Outcome[Any] | None = None
         self._token: Token[Attempt] | None = None
         self._awaits: bool | None = None
+        self._said: _Said | None = None
 
     @property
     def first(self) -> bool:
@@ -59,13 +61,21 @@ class Claiming:
         return self._attempt
 
     def complete(self, value: Any = None) -> Any:
-        """Record the result, then return it. The answer of another attempt counts if this one lost its lease."""
+        """Record the result, then return it. The answer of another attempt counts if this one lost its lease.
+
+        In an ``async with`` it is to be awaited; what nobody has awaited is recorded when the block is left.
+        """
+        if self._awaits:
+            self._has_none_yet()
+            self._said = _Said(self, value)
+            return self._said
         self._colour_is(awaits=False, instead="await claim.acomplete(value)")
         return run(self._complete(self._receiver.blocking, value))
 
     async def acomplete(self, value: Any = None) -> Any:
         """``complete`` for ``async with``."""
         self._colour_is(awaits=True, instead="claim.complete(value)")
+        self._has_none_yet()
         return await self._complete(self._receiver.asyncio, value)
 
     def __enter__(self) -> Self:
@@ -107,8 +117,7 @@ class Claiming:
         return self
 
     async def _complete(self, colour: Colour, value: Any) -> Any:
-        if self._outcome is not None:
-            raise UsageError("This claim has its result already.", key=self._call.key)
+        self._has_none_yet()
         self._outcome = await self._receiver.flow.finish(colour, self._call, self.attempt, value)
         return self._outcome.unwrap().value
 
@@ -119,13 +128,32 @@ class Claiming:
         take_back(CURRENT, self._token)
         if self._outcome is not None:
             return
+        said, self._said = self._said, None
         if error is None:
-            await self._complete(colour, None)
+            await self._complete(colour, None if said is None else said.value)
+        elif said is not None:  # what was completed is completed, and the exception goes on to the caller
+            self._outcome = await self._receiver.flow.finish(colour, self._call, self._attempt, said.value)
         else:
             self._outcome = await self._receiver.flow.fail(colour, self._call, self._attempt, error)
+
+    def _has_none_yet(self) -> None:
+        if self._outcome is not None or self._said is not None:
+            raise UsageError("This claim has its result already.", key=self._call.key)
 
     def _colour_is(self, *, awaits: bool, instead: str) -> None:
         if self._awaits is None:
             raise UsageError("This claim has not been entered. Write `with receiver.claim(...) as claim:`.")
         if self._awaits is not awaits:
             raise ColourMismatch(f"This block has the other colour; use {instead}.", key=self._call.key)
+
+
+class _Said(Awaitable[Any]):
+    """A result that was named in an ``async with`` and is not recorded yet: awaiting it does that."""
+
+    def __init__(self, claiming: Claiming, value: Any) -> None:
+        self._claiming, self.value = claiming, value
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        claiming = self._claiming
+        claiming._said = None
+        return claiming._complete(claiming._receiver.asyncio, self.value).__await__()

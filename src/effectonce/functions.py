@@ -274,10 +274,13 @@ def decorate(
         decorated = AsyncFunction[P, Any](receiver, function, identity, policy, on)
         if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(decorated)
-        else:  # frameworks ask asyncio, which knows coroutine functions by this mark
+        else:  # frameworks ask asyncio, which knows coroutine functions by this mark, or inspect, by their code
             from asyncio import coroutines
 
             cast("Any", decorated)._is_coroutine = cast("Any", coroutines)._is_coroutine
+            for name in ("__code__", "__defaults__", "__kwdefaults__"):
+                if hasattr(function, name):
+                    setattr(decorated, name, getattr(function, name))
         return decorated
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"{identity.operation} is a generator; its values can't be replayed. Return a list.")

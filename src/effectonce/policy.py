@@ -69,7 +69,7 @@ class Policy:
     lease         how long a claim holds without renewal; a crashed worker's key is free after this
     busy          a duplicate of a running attempt: "wait" for it, "reject" (InProgress), "join" it (its error is
                   shared too), or "skip" (an outcome without a result)
-    wait          how long "wait" and "join" wait at most; by default the lease and a little more
+    wait          how long "wait" and "join" wait at most, 0 is not at all; by default the lease and a little more
     remember      exception types that are a result: every repeat gets the same error
     in_doubt      exception types after which nobody knows what happened, such as a time-out
     on_crash      an attempt that ended without a word, by a crash, Ctrl-C or cancellation. "retry": the next delivery
@@ -129,7 +129,7 @@ class Policy:
             "keep": seconds(keep, "keep"),
             "lease": lease_seconds,
             "busy": _word("busy", busy),
-            "wait": lease_seconds * 1.1 + 1.0 if wait is None else seconds(wait, "wait"),
+            "wait": lease_seconds * 1.1 + 1.0 if wait is None else seconds(wait, "wait", or_none=True),
             "remember": _types("remember", remember),
             "in_doubt": _types("in_doubt", in_doubt),
             "on_crash": _word("on_crash", on_crash),

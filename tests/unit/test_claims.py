@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -238,23 +238,47 @@ def test_a_block_that_was_not_entered_has_nothing(receiver: Receiver) -> None:
 
 
 def test_the_colour_of_a_block_is_kept(receiver: Receiver) -> None:
-    """``with`` completes with complete(), ``async with`` with acomplete(); the wrong one says so, and harms nothing."""
+    """What has to be awaited has no place in a plain ``with``: the error says so, and nothing is harmed."""
 
     async def main() -> None:
-        async with receiver.claim("a") as claim:
-            with pytest.raises(ColourMismatch, match="acomplete"):
-                claim.complete(1)
-            await claim.acomplete(1)
-        with receiver.claim("b") as other:
+        with receiver.claim("b") as claim:
             with pytest.raises(ColourMismatch, match=r"claim\.complete"):
-                await other.acomplete(2)
-            other.complete(2)
+                await claim.acomplete(2)
+            claim.complete(2)
 
     asyncio.run(main())
-    for name in "ab":
-        record = receiver.get(name)
-        assert record is not None
-        assert record.state is State.COMPLETED
+    assert receiver.claim("b").__enter__().value == 2
+
+
+@pytest.mark.parametrize("left", ["plainly", "by an exception", "cancelled"])
+@pytest.mark.parametrize("awaited", [True, False])
+def test_completing_is_one_word_in_both_colours(receiver: Receiver, awaited: bool, left: str) -> None:
+    """``complete`` in an ``async with`` is awaited like ``acomplete``. Forgotten, it is recorded at the block's end."""
+    errors: dict[str, BaseException] = {
+        "by an exception": ValueError("mine"),
+        "cancelled": asyncio.CancelledError(),
+    }
+
+    async def main() -> None:
+        async with receiver.claim("k") as claim:
+            said = claim.complete(0)
+            if awaited:
+                assert await said == 0 == claim.value
+            else:
+                with pytest.raises(UsageError, match="no outcome yet"):
+                    _ = claim.value
+            for again in (claim.complete, claim.acomplete):
+                with pytest.raises(UsageError, match="result already"):
+                    await again(1)
+            if left in errors:
+                raise errors[left]
+
+    with pytest.raises(type(errors[left])) if left in errors else nullcontext():
+        asyncio.run(main())
+    with receiver.claim("k") as repeat:
+        assert (repeat.first, repeat.value) == (False, 0)
+        with pytest.raises(UsageError, match="result already"):
+            repeat.complete(1)
 
 
 # Trouble

@@ -753,9 +753,19 @@ def test_a_decorated_function_looks_like_itself(memory: Receiver, colour: Colour
 
 
 def test_a_coroutine_function_stays_one(memory: Receiver) -> None:
-    """Frameworks that ask whether to await get the right answer, in both colours."""
-    assert is_coroutine_function(memory.idempotent(coroutine_function(as_enum)))
-    assert not is_coroutine_function(memory.idempotent(operation="blocking")(as_enum))
+    """Frameworks that ask whether to await get the right answer, in both colours, whomever they ask."""
+
+    class Till:
+        @memory.idempotent(key="cents")
+        async def pay(self, cents: int, currency: str = "EUR", *, tip: int = 0) -> int:
+            return cents + tip
+
+    for ask in (inspect.iscoroutinefunction, is_coroutine_function):
+        assert ask(memory.idempotent(coroutine_function(as_enum)))
+        assert ask(Till().pay)
+        assert not ask(memory.idempotent(operation="blocking")(as_enum))
+    assert list(inspect.signature(Till().pay).parameters) == ["cents", "currency", "tip"]
+    assert asyncio.run(Till().pay(5, tip=1)) == 6
 
 
 def test_a_function_made_anew_with_other_things_bound_is_refused(memory: Receiver) -> None:

@@ -68,6 +68,7 @@ def test_a_waiter_outlasts_a_crash() -> None:
     for lease in (0.1, 120.0, DAY):
         assert Policy(lease=lease).wait > lease
     assert Policy(wait=5).wait == 5.0
+    assert Policy(wait=0).wait == Policy(wait="0s").wait == Policy(wait=timedelta(0)).wait == 0.0
 
 
 UNKNOWN = [
@@ -77,7 +78,7 @@ UNKNOWN = [
     ("max_attempts", -1), ("max_attempts", 1.0), ("max_attempts", True), ("max_attempts", "3"),
     ("store_result", 1), ("store_result", "no"), ("store_result", None), ("max_result", -1), ("max_result", 1.5),
     ("local_cache", -1), ("local_cache", True), ("local_cache", None), ("prober", "ask"), ("dead_letter", 5),
-    ("wait", 0), ("wait", "soon"),
+    ("wait", -1), ("wait", "soon"),
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import effectonce
+from effectonce import errors
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -60,6 +61,13 @@ def test_facade_is_small_and_sorted() -> None:
     assert len(names) <= 15
     assert list(names) == sorted(names)
     assert not [name for name in names if not hasattr(effectonce, name)]
+
+
+def test_what_callers_have_to_catch_is_in_the_facade() -> None:
+    """Every error that a single call raises in everyday use, beside what the handler itself raises."""
+    everyday = {"InProgress", "KeyReused", "InDoubt", "LateArrival", "LeaseLost", "StoreUnavailable"}
+    assert everyday | {"EffectOnceError", "NotApplied"} <= set(effectonce.__all__)
+    assert all(getattr(effectonce, name) is getattr(errors, name) for name in everyday)
 
 
 def test_version_is_written_once() -> None:

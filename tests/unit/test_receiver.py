@@ -510,11 +510,14 @@ def test_a_duplicate_may_be_skipped(shared: Receiver, other: Receiver, colour: C
     assert (outcome.status, outcome.value, outcome.error) == ("in_progress", None, None)
 
 
+@pytest.mark.parametrize("wait", [0, 0.05])
 @pytest.mark.parametrize("busy", ["wait", "join"])
-def test_patience_has_a_bound(shared: Receiver, other: Receiver, colour: Colour, busy: Any) -> None:
-    """After wait= the duplicate is told that the first is still running."""
+def test_patience_has_a_bound(
+    shared: Receiver, other: Receiver, colour: Colour, busy: Any, wait: float
+) -> None:
+    """After wait= the duplicate is told that the first is still running; 0 is at once."""
     with running(shared, EVENT), pytest.raises(InProgress):
-        colour.process(other, EVENT, must_not_run, policy=Policy(busy=busy, wait=0.05))
+        colour.process(other, EVENT, must_not_run, policy=Policy(busy=busy, wait=wait))
 
 
 @pytest.mark.parametrize("busy", ["wait", "reject", "join", "skip"])
