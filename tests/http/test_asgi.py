@@ -18,7 +18,7 @@ from tests.unit.receiving import StagedStore, by_hand
 
 from effectonce import Policy, Receiver, State, current
 from effectonce.errors import StoreUnavailable, UsageError
-from effectonce.http import PUBLIC, Route
+from effectonce.http import PUBLIC, Route, no_store, remember
 from effectonce.http._quota import Quota
 from effectonce.http._rules import Headers, Rules, RuleWords
 from effectonce.http.asgi import IdempotencyMiddleware
@@ -282,6 +282,24 @@ def test_pieces_may_be_any_bytes_and_headers_any_iterable() -> None:
             client = await ask(app)
             assert (client.body, client.replayed) == (b"done", replayed)
             assert client.messages[0]["headers"][:2] == [(b"x-a", b"1"), (b"x-a", b"2")]
+
+    asyncio.run(main())
+
+
+def test_what_a_handler_says_of_its_answer_adds_up() -> None:
+    """Whoever says for how long has not taken back that it is not to be stored."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        no_store()
+        remember(keep="1h")
+        await Handler()(scope, receive, send)
+
+    async def main() -> None:
+        middleware, store, clock = on_a_clock(app)
+        await ask(middleware)
+        assert (await ask(middleware)).code == "response-not-replayable"
+        (record,) = await store.scan()
+        assert record.expires_at - clock() == 3600
 
     asyncio.run(main())
 

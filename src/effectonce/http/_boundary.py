@@ -181,11 +181,18 @@ class Wish:
 WISH: ContextVar[Wish] = ContextVar("effectonce_wish")
 
 
-def remember(*, store: bool = True, keep: Duration | None = None) -> None:
-    """Say inside a handler how its answer is remembered: not what it says (``store=False``), or for how long."""
+def remember(*, store: bool | None = None, keep: Duration | None = None) -> None:
+    """Say inside a handler how its answer is remembered: for how long, or without what it says (``store=False``)."""
     wish = _wish()
-    wish.store = store
-    wish.keep = None if keep is None else seconds(keep, "keep")
+    if store is not None:
+        wish.store = store
+    if keep is not None:
+        wish.keep = seconds(keep, "keep")
+
+
+def no_store() -> None:
+    """Say inside a handler that only it is to know its answer: a repeat is told that it was done, and no more."""
+    remember(store=False)
 
 
 def nothing_happened() -> None:

@@ -17,7 +17,7 @@ from tests.http.world import FOLDER, effect, refuses
 from effectonce import NotApplied, Policy, Receiver, current
 from effectonce._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from effectonce.errors import StoreUnavailable
-from effectonce.http import Request, Route, nothing_happened, remember
+from effectonce.http import Request, Route, no_store, nothing_happened, remember
 from effectonce.stores import Store, StoreStats
 from effectonce.stores.sqlite import SQLiteStore
 
@@ -126,7 +126,7 @@ def _inject(number: int, body: bytes) -> Dish:
 
 
 def _secret(number: int, body: bytes) -> Dish:
-    remember(store=False)
+    no_store()
     return Dish(200, [TEXT], b"shown once")
 
 
