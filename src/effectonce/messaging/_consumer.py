@@ -59,7 +59,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """While the broker is away."""
 STORE_PAUSE = 5.0
-"""The longest rest while the store is away: whoever goes on fetching only moves messages back and forth."""
+"""The longest rest while the store is away."""
 LOOK_SECONDS = 0.1
 """How soon a resting consumer hears that it shall stop."""
 
@@ -287,18 +287,17 @@ class Consumer:
         if not deliveries:
             return 0
         outcomes = await self._handled(colour, handler, deliveries)
-        judge = self._judge.verdict
-        verdicts = [judge(*each) for each in zip(deliveries, outcomes, strict=True)]
-        settled = list(zip(deliveries, verdicts, strict=True))
-        if Nack in map(type, verdicts):
+        verdicts = list(map(self._judge.verdict, deliveries, outcomes))
+        settled, kinds = list(zip(deliveries, verdicts, strict=True)), set(map(type, verdicts))
+        if Nack in kinds:
             self._tell_of_failures(outcomes, settled)
         self._refusals.stage = "settle"
         await self._broker.settle(settled)
         self._refusals.passed()
-        await self._handling.pass_over([each for each, verdict in settled if type(verdict) is DeadLetter])
-        unanswered = [v.delay for v in verdicts if type(v) is Nack and v.reason == "store_error"]
-        if unanswered:
-            await self._rest(colour, min(*unanswered, STORE_PAUSE))
+        if DeadLetter in kinds:
+            await self._handling.pass_over([each for each, verdict in settled if type(verdict) is DeadLetter])
+        if Nack in kinds:
+            await self._rest_if_unanswered(colour, verdicts)
         return len(deliveries)
 
     async def _handled(
@@ -339,6 +338,12 @@ class Consumer:
                 away = outcome.error
         if away is not None:
             log.warning("the store did not answer, messages come again: %s", explained(away))
+
+    async def _rest_if_unanswered(self, colour: Colour, verdicts: Sequence[Verdict]) -> None:
+        """While the store is away, whoever goes on fetching only moves messages back and forth."""
+        delays = [each.delay for each in verdicts if isinstance(each, Nack) and each.reason == "store_error"]
+        if delays:
+            await self._rest(colour, min(*delays, STORE_PAUSE))
 
     async def _rest(self, colour: Colour, pause: float) -> None:
         while pause > 0 and not self._stopping.is_set():

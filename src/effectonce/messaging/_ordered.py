@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .._attempt import Attempt
 from .._flow import Colour, Flow, insist
@@ -22,6 +22,8 @@ from ._options import check_handler
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
+
+Slots = Sequence[Slot | Outcome[Any]]
 
 
 class Claims:
@@ -42,14 +44,13 @@ class Claims:
         handler: Callable[..., Any],
     ) -> list[Outcome[Any] | DeadLetter]:
         """Handle a batch; outcomes in order."""
-        slots = [each for each in work if not isinstance(each, DeadLetter)]
-        groups = [
-            delivery.group
-            for each, delivery in zip(work, deliveries, strict=True)
-            if not isinstance(each, DeadLetter)
-        ]
-        flow, size, limit = self._receiver.flow, self._size, self._concurrency
-        outcomes = iter(await run_in_groups(flow, colour, slots, groups, handler, size, limit))
+        terms = (handler, self._size, self._concurrency)
+        if DeadLetter not in map(type, work):  # nearly every batch
+            groups = [delivery.group for delivery in deliveries]
+            return [*await run_in_groups(self._receiver.flow, colour, cast("Slots", work), groups, *terms)]
+        good = [pair for pair in zip(work, deliveries, strict=True) if not isinstance(pair[0], DeadLetter)]
+        slots, groups = cast("Slots", [slot for slot, _ in good]), [delivery.group for _, delivery in good]
+        outcomes = iter(await run_in_groups(self._receiver.flow, colour, slots, groups, *terms))
         return [each if isinstance(each, DeadLetter) else next(outcomes) for each in work]
 
     async def pass_over(self, letters: Sequence[Delivery]) -> None:
@@ -59,7 +60,7 @@ class Claims:
 async def run_in_groups(
     flow: Flow,
     colour: Colour,
-    slots: Sequence[Slot | Outcome[Any]],
+    slots: Slots,
     groups: Sequence[Hashable | None],
     handler: Callable[..., Any],
     size: int,

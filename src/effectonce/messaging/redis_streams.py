@@ -168,7 +168,9 @@ class _Streams:
         else:
             usual = or_place("the field id", found, *entry_id.decode().split("-"))
             ids = candidates(self.id, fields, lambda name: fields.get(name.encode()), usual)
-        size = sum(map(len, fields)) + sum(map(len, fields.values()))
+        size = 0
+        for name, value in fields.items():
+            size += len(name) + len(value)
         sent = int(entry_id[: entry_id.index(b"-")]) / 1000
         return make(Delivery, (entry_id, self._stream, ids, fields, size, sent, times, None, None))
 

@@ -173,7 +173,8 @@ class Commands:
 
     def bundled(self, orders: Iterable[Order]) -> list[Bundle[int]]:
         """The commands that take many steps; each of them belongs to who has its number."""
-        return bundled(map(self.parts, orders), count())
+        kinds = self.kinds
+        return bundled([kinds[type(order)](order) for order in orders], count())
 
     def watching(self, record: Record) -> bytes:
         """The command that asks to be told when a held record changes."""
@@ -187,8 +188,7 @@ class Commands:
     def _completion(self, completion: Completion) -> Parts:
         key, owner, fence, state, result, keep, _ = completion
         length, body = len(owner), result or b""
-        is_short = fence in SHORT_FENCES
-        holder, rest = FENCE.pack(fence), short(fence) if is_short else NO_FENCE
+        is_short, holder, rest = _fence_parts(fence)
         argument = ENDING % (9 + length, holder, length, owner, SHORT + len(body), rest, body)
         shape = self._end(state, result is not None, keep, is_short)
         return shape, (self._prefix + key).encode(), argument
@@ -252,6 +252,13 @@ def arguments(*texts: bytes) -> bytes:
         start = b"$%d\r\n" % sizes.pop()
         return b"%b%b\r\n" % (start, (b"\r\n" + start).join(texts))
     return b"".join([ARGUMENT % (len(text), text) for text in texts])
+
+
+@lru_cache(maxsize=64)
+def _fence_parts(fence: int) -> tuple[bool, bytes, bytes]:
+    """Whether a fence is of these years, and how it is written; all claims of a moment have the same one."""
+    is_short = fence in SHORT_FENCES
+    return is_short, FENCE.pack(fence), short(fence) if is_short else NO_FENCE
 
 
 def _holder(owner: bytes, fence: int) -> bytes:

@@ -226,6 +226,8 @@ class Verbs(SteppingStore):
             return await self._deliver(orders)
         bundles = self.commands.bundled(orders)
         replies = await self._ask(only, *[bundle.command for bundle in bundles])
+        if len(bundles) == 1 and type(replies[0]) is int:  # nearly always: one answer for all
+            return replies * len(orders)
         taken: list[Any] = [None] * len(orders)
         for bundle, reply in zip(bundles, replies, strict=True):
             for number, answer in zip(bundle.whose, answers(reply, len(bundle.whose)), strict=True):
