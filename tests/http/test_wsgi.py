@@ -540,8 +540,8 @@ def test_an_attempt_that_was_overtaken_gives_the_answer_that_counts(size: int) -
     assert others[0][::2] == (200, b"counts")
 
 
-def test_what_runs_without_a_store_is_counted_and_told() -> None:
-    """Where the policy lets it: unprotected, and everybody who listens hears of it."""
+def test_what_runs_without_a_store_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the policy lets it: unprotected, named in the log, and everybody who listens hears of it."""
 
     class Away(MemoryStore):
         async def claim(self, claim: Any) -> Any:
@@ -551,6 +551,9 @@ def test_what_runs_without_a_store_is_counted_and_told() -> None:
     server.receiver.blocking.store = Away()
     assert [server.send()[2] for _ in range(2)] == [b"done"] * 2
     assert server.events == ["unprotected"] * 2
+    assert [record.name for record in caplog.records if "runs unprotected" in record.message] == [
+        "effectonce.http"
+    ] * 2
 
 
 # -- Headers and identity ------------------------------------------------------------------------------------------

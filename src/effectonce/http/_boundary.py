@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Unpack
 
 from .._answers import Call, call_of, completion_of, replayed
-from .._attempt import CURRENT, Attempt
+from .._attempt import CURRENT, Attempt, Unprotected
 from .._durations import Duration, seconds
 from .._flow import BUSY, CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
 from .._messages import Outcome
@@ -325,6 +325,8 @@ class Exchange:
         finally:
             if unused:
                 self._give_back()
+        if isinstance(opened, Unprotected):
+            log.warning('The store is away, and by fallback="open" this runs unprotected: %s', opened.key)
         self.attempt, self.wish = opened, Wish()
         return None
 
