@@ -21,7 +21,7 @@ from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
 from ._waiting import Waiting
-from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable, UsageError
+from .errors import ColourMismatch, LeaseLost, StoreClosed, StoreError, StoreUnavailable, UsageError
 from .hooks import ASIDE, EventKind, Events
 from .policy import Resolution
 from .stores.base import Store
@@ -453,7 +453,8 @@ class Flow:
 
     def fall_back(self, call: Call, error: StoreError, started: float) -> Attempt | Outcome[Any]:
         """What a call gets whose claim the store did not answer: a refusal, unless its policy says otherwise."""
-        if call.policy.fallback == "closed" or not isinstance(error, StoreUnavailable):
+        is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreClosed)
+        if call.policy.fallback == "closed" or not is_away:
             return self.store_error(call, error)
         known = self.cache.get(call.key)
         if known is not None and known.fingerprint == call.fingerprint:

@@ -340,6 +340,8 @@ class Receiver:
             time.sleep(0.005)
         self._keeper.close()
         self.blocking.close()
+        if self.circuit is not None:
+            self.circuit.shut("This receiver was closed, so nothing was run. Make a new one.")
         self.store.close()
 
     async def aclose(self, drain: Duration = "5s") -> None:

@@ -210,6 +210,10 @@ class StoreUnavailable(StoreError):
         self.retry_after = retry_after
 
 
+class StoreClosed(StoreUnavailable):
+    """The receiver was closed, and its store with it. Asking it again does not help; another process may answer."""
+
+
 class StoreMismatch(StoreError):
     """What is there is not ours to use: another program's data, a newer schema, a corrupt record."""
 

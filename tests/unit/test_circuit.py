@@ -11,7 +11,7 @@ from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, mu
 
 from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce._blocking import run
-from effectonce.errors import StoreMismatch, UsageError
+from effectonce.errors import StoreClosed, StoreMismatch, UsageError
 from effectonce.stores import Breaker, Features, open_store
 from effectonce.stores._circuit import Circuit
 from effectonce.testing.clocks import ManualClock
@@ -193,6 +193,16 @@ def test_an_open_circuit_does_not_ask_the_store(stage: Stage) -> None:
     assert stage.store.calls == []
     assert 0 < refused.value.retry_after <= 5
     assert stage.changes() == ["opened"]
+
+
+def test_a_closed_receiver_says_so_and_runs_nothing(stage: Stage) -> None:
+    """Asking again does not help, and what would be run without protection while a store is away is not run."""
+    stage.process(Counted(5))
+    stage.receiver.close()
+    for _ in range(6):  # however often it is asked, no store is said to be away
+        with pytest.raises(StoreClosed, match=r"was closed.*Make a new one"):
+            stage.process(must_not_run, Message("e-2"), policy=Policy(fallback="open"))
+    assert stage.changes() == []
 
 
 def test_it_recovers_without_a_restart(stage: Stage) -> None:

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from .._durations import Duration, seconds
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
-from ..errors import StoreUnavailable, UsageError
+from ..errors import StoreClosed, StoreUnavailable, UsageError
 from .base import Store, StoreStats
 
 T = TypeVar("T")
@@ -82,6 +82,7 @@ class Circuit:
         self._in_a_row = 0
         self._failed_at = -inf
         self._why = ""
+        self._shut = ""
         self._start_over()
 
     @property
@@ -96,6 +97,8 @@ class Circuit:
         with self._lock:
             if self.closed:
                 return
+            if self._shut:
+                raise StoreClosed(self._shut)
             now = self.monotonic()
             if now >= self._look_at:
                 self._look_at = (
@@ -109,6 +112,11 @@ class Circuit:
             "Try again then.",
             retry_after=left,
         )
+
+    def shut(self, why: str) -> None:
+        """Let no claim through any more: whoever had the store open is done with it."""
+        with self._lock:
+            self.closed, self._shut = False, why
 
     def answered(self, took: float) -> None:
         """A command was answered after so many seconds."""
@@ -155,7 +163,7 @@ class Circuit:
 
     def _close(self) -> None:
         with self._lock:
-            if self.closed:
+            if self.closed or self._shut:
                 return
             self.closed, self._looking, self._look_at = True, False, inf
             self._in_a_row = 0

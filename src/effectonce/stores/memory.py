@@ -11,7 +11,7 @@ from math import inf
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, decide_ending, decide_renewal, is_expired
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
-from ..errors import StoreUnavailable, UsageError
+from ..errors import StoreClosed, UsageError
 from ._urls import shown
 from .base import Features, Store, StoreStats
 
@@ -157,4 +157,4 @@ class MemoryStore(Store):
 
 
 def _closed() -> float:
-    raise StoreUnavailable("The store is closed.")
+    raise StoreClosed("The store was closed, so nothing was run. Make a new receiver.")
