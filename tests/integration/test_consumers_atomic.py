@@ -254,6 +254,34 @@ def test_an_assigned_partition_is_read_from_its_cursor_on(name: str, topic: Topi
         consume_until(7)
 
 
+@pytest.mark.parametrize("name", ["confluent", "confluent_aio", "aiokafka"])
+def test_a_topic_that_is_made_again_under_a_running_consumer_is_told(
+    name: str, topic: Topic, make_sink: Any
+) -> None:
+    """Its numbers begin anew, and what is in it would count as done without a word."""
+    sink = make_sink("postgresql")
+    begin = sink.blocking if name == "confluent" else sink.asyncio
+    for number in range(3):
+        topic.produce(f"o-{number}", partition=0)
+    topic.flush()
+    made_again: list[bool] = []
+
+    def make_again() -> bool:
+        if len(sink.written()) == 3 and topic.is_done() and not made_again:
+            made_again.append(True)
+            topic.make_again()
+            topic.produce("new", partition=0)
+            topic.flush()
+        return False
+
+    def handler(message: Message, connection: Any) -> Any:
+        return sink.handle(message, connection) if name == "confluent" else sink.ahandle(message, connection)
+
+    with sink.receiver() as receiver, pytest.raises(UsageError, match="deleted and made again"):
+        consume(name, topic, receiver, handler, make_again, transaction=begin, cursor=True)
+    assert made_again
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["kafka", "kafka_asyncio"])
 def test_kafka_in_fenced_mode(kind: str, topic: Topic, tmp_path: Path) -> None:

@@ -130,6 +130,16 @@ class Topic:
         self._looker.unassign()
         return [{"": each.value(), **dict(each.headers() or ())} for each in found if each is not None]
 
+    def make_again(self) -> None:
+        """Delete it, and make one of the same name."""
+        self._admin.delete_topics([self.name])[self.name].result(20)
+        wait_until(
+            lambda: (
+                self._admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].exception(20)
+                is None
+            )
+        )
+
     def close(self) -> None:
         self._looker.close()
         self._producer.close()

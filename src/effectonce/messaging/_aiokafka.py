@@ -127,6 +127,7 @@ class AioKafka:
             self._consumer.resume(*due)
         wait_ms = int(self._pauses.wait(now) * 1000)
         before = set(self._placed)
+        held = None if self.cursors is None else self.cursors.taken()
         found = await self._consumer.getmany(timeout_ms=wait_ms, max_records=most)
         if self.cursors is not None:
             found = self._only_placed(found, before)
@@ -136,9 +137,12 @@ class AioKafka:
             raise ConnectionError(str(self._trouble)) from self._trouble
         if self._trouble is not None:
             raise self._trouble
-        return [
+        deliveries = [
             delivery_of(_record(record), self._wanted) for records in found.values() for record in records
         ]
+        if self.cursors is not None and held is not None:
+            self.cursors.check_fetched(deliveries, held)
+        return deliveries
 
     async def settle(self, settled: Sequence[tuple[Delivery, Verdict]]) -> None:
         planned = plan(settled)

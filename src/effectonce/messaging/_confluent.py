@@ -158,7 +158,11 @@ class Confluent:
 
     async def fetch(self, most: int) -> Sequence[Delivery]:
         async with self._lock:
-            return [delivery_of(record, self._wanted) for record in await self._poll(most)]
+            held = None if self.cursors is None else self.cursors.taken()
+            found = [delivery_of(record, self._wanted) for record in await self._poll(most)]
+            if self.cursors is not None and held is not None:
+                self.cursors.check_fetched(found, held)
+            return found
 
     async def _poll(self, most: int) -> list[Record]:
         now = time.monotonic()

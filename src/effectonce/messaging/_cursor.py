@@ -103,6 +103,16 @@ def check_end(source: object, low: int, end: int) -> None:
         )
 
 
+def check_begin(source: object, low: int, number: int) -> None:
+    """Raise if what is delivered lies below a cursor that it was asked for from: the source's numbers began anew."""
+    if number < low:
+        raise UsageError(
+            f"The cursor of {source} is at {low}, and it was read from there, but {number} came: was it deleted and made"
+            " again, or has it lost what it had? Then what comes now would count as done. If it is new, delete the row"
+            " of this source from effectonce_cursors."
+        )
+
+
 def _pairs(text: str, sign: str) -> tuple[tuple[int, int], ...]:
     parts = (part.partition(sign) for part in text.split(",") if part)
     return tuple((int(left), int(right)) for left, _, right in parts)

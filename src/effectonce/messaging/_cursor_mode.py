@@ -36,7 +36,7 @@ from ._atomic import (
     unanswered,
     used_up,
 )
-from ._cursor import Cursor
+from ._cursor import Cursor, check_begin
 from ._delivery import DONE, DeadLetter, Delivery, Held
 from .cursors import LONGEST_NAME, Rows, Taken
 
@@ -112,6 +112,18 @@ class Cursors(Atomic):
             raise StoreUnavailable("The cursors can't be read: the database gives no answer.") from error
         self._taken.update(taken)
         return {source: each.cursor.low for source, each in taken.items()}
+
+    def taken(self) -> dict[str, Taken]:
+        """The rows that are held now, to be given to ``check_fetched`` after a fetch."""
+        return self._taken.copy()
+
+    def check_fetched(self, deliveries: Iterable[Delivery], before: dict[str, Taken]) -> None:
+        """Raise if a fetch went back behind a row that was held all the while: then its source was made again."""
+        for delivery in deliveries:
+            source, number = place_of(delivery)
+            row = before.get(source)
+            if row is not None and number < row.cursor.low and self._taken.get(source) is row:
+                check_begin(source, row.cursor.low, number)
 
     def forget(self, sources: Iterable[str]) -> None:
         """They are somebody else's now."""
