@@ -107,7 +107,7 @@ def check_begin(source: object, low: int, number: int) -> None:
     """Raise if what is delivered lies below a cursor that it was asked for from: the source's numbers began anew."""
     if number < low:
         raise UsageError(
-            f"The cursor of {source} is at {low}, and it was read from there, but {number} came: was it deleted and made"
+            f"The cursor of {source} is at {low}, and was read from there, but {number} came: was it deleted and made"
             " again, or has it lost what it had? Then what comes now would count as done. If it is new, delete the row"
             " of this source from effectonce_cursors."
         )
