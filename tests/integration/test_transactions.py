@@ -108,6 +108,30 @@ async def test_commit(world: World, id: str) -> None:
 
 
 @told
+async def test_first_use(world: World, id: str) -> None:
+    """Where there is no table yet, the receiver makes its own beside the transaction, which goes on; seen once, it is
+    not looked for again, and nobody needs the receiver's own way to the database.
+    """
+    place = Place(world.place.dialect, world.place.url)
+    place.effects = world.place.effects
+    try:
+        async with world.desk() as desk:
+            await desk.effect(f"{id}-before")
+            with Receiver(place.store_url) as receiver:
+                assert (await desk.process(receiver, id)).status == "executed"
+                await desk.commit()
+                assert (await desk.process(receiver, id)).status == "replayed"
+                await desk.commit()
+            with Receiver(place.store_url) as receiver:
+                receiver.store.close()
+                assert (await desk.process(receiver, id)).status == "replayed"
+                await desk.commit()
+        assert (place.count(id), place.count(f"{id}-before")) == (1, 1)
+    finally:
+        place.ask(f"DROP TABLE IF EXISTS records_{place.name}")
+
+
+@told
 async def test_rollback(world: World, id: str) -> None:
     """A rollback removes record and effect, and the next attempt is the first."""
     async with world.desk() as desk:

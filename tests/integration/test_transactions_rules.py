@@ -205,18 +205,32 @@ def test_a_local_cache_holds_nothing_that_may_be_rolled_back(scene: Scene) -> No
     assert scene.place.count("a") == 1
 
 
-def test_a_missing_table_is_not_made(scene: Scene) -> None:
+def test_a_missing_table_is_not_made_by_who_may_not(scene: Scene) -> None:
     """The error names the command that makes it. On PostgreSQL the user's transaction is over, as with any error."""
-    other = Place(scene.place.dialect, scene.place.url)
+    url = f"{Place(scene.place.dialect, scene.place.url).store_url}&create=no"
     if scene.place.dialect == "sqlite":
         scene.place.ask("DROP TABLE effectonce_records")
-        other = scene.place
-    receiver = Receiver(other.store_url)
-    with scene.transaction() as connection:
+        url = scene.place.store_url
+    with Receiver(url) as receiver, scene.transaction() as connection:
         with pytest.raises(StoreError, match="effectonce migrate"):
             receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+        outcomes = receiver.on(connection).process_batch([Message(id="a")], scene.handler(connection))
+        assert [outcome.status for outcome in outcomes] == ["store_error"]
         connection.rollback()
-    receiver.close()
+    assert scene.place.count("a") == 0
+
+
+def test_a_batch_may_be_the_first_use(server_scene: Scene) -> None:
+    """Then the receiver makes its table, too, outside of the user's transaction: a rollback leaves it there."""
+    place = Place(server_scene.place.dialect, server_scene.place.url)
+    with Receiver(place.store_url) as receiver, server_scene.transaction() as connection:
+        outcomes = receiver.on(connection).process_batch([Message(id="a")], server_scene.handler(connection))
+        assert [outcome.status for outcome in outcomes] == ["executed"]
+        connection.rollback()
+        assert receiver.get(receiver.key_of(Message(id="a"))) is None
+    assert place.ask(f"SELECT count(*) FROM records_{place.name}") == [(0,)]
+    assert server_scene.place.count("a") == 0
+    place.remove()
 
 
 def test_another_engine_is_refused(scene: Scene, tmp_path: Path) -> None:
@@ -1037,6 +1051,9 @@ def test_round_trips(postgres_scene: Scene) -> None:
                 scene.receiver.on(connection).process(Message(id=id), handler)
             return proxy.bursts - before
 
+        assert (
+            trips("first", scene.handler(connection)) == 6
+        )  # once in a process it looks whether the table is there
         assert trips("new", scene.handler(connection)) == 5
         assert trips("idle", lambda message: None) == 4
         assert trips("new", scene.handler(connection)) == 4
@@ -1047,7 +1064,7 @@ def test_round_trips_of_a_batch(postgres_scene: Scene) -> None:
     scene = postgres_scene
     with FaultProxy(scene.place.url) as proxy, closing(psycopg.connect(proxy.url)) as connection:
         messages = [Message(id=f"m{number}") for number in range(100)]
-        connection.execute("SELECT 1")
+        scene.receiver.on(connection).process(Message(id="first"), lambda message: None)
         before = proxy.bursts
         scene.receiver.on(connection).process_batch(messages, lambda message: None)
         assert proxy.bursts - before <= 3 + len(messages)

@@ -78,8 +78,10 @@ class _Piece:
         calls = [self.slots[index][0] for index in indexes]
         for call in calls:
             self.flow.check(self.colour, call)
+        store = store_of(self.colour, calls[0])
         try:
-            return await store_of(self.colour, calls[0]).claim_many([call.claim for call in calls])
+            await store.make_sure()
+            return await store.claim_many([call.claim for call in calls])
         except StoreError as error:
             return [error] * len(indexes)
 

@@ -129,6 +129,7 @@ class AtomicFlow(Flow):
         while True:
             started = self.monotonic()
             try:
+                await store.make_sure()
                 decision = await store.open(call.claim, name)
             except StoreError as error:
                 return self.store_error(call, error)

@@ -29,6 +29,8 @@ class InMySQL(TransactionStore):
     def __init__(self, adapter: Adapter, store: MySQLStore) -> None:
         super().__init__(adapter)
         self._sql = store.language.sql
+        if not store._is_ready:
+            self.own, self.look = store, (self._sql["whose"], ())
 
     async def now(self) -> float:
         """The server's clock."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
 MOST_LOOKS: Final = 100
+LOOK_FOR: Final = "SELECT 1 WHERE to_regclass($1::text) IS NOT NULL"
 
 _EXPECT_KNOWN: WeakSet[Any] = WeakSet()
 """Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
@@ -41,6 +42,8 @@ class InPostgres(TransactionStore):
     def __init__(self, adapter: Adapter, store: PostgresStore) -> None:
         super().__init__(adapter)
         self._store, self._sql = store, store._table.sql
+        if not store._table.ready:
+            self.own, self.look = store, (LOOK_FOR, (store._table.name,))
 
     async def now(self) -> float:
         """The server's clock."""

@@ -13,17 +13,23 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
+from .._blocking import run
 from .._records import Claim, Completion, Decision, Ending, Record, State, Verdict
-from ..errors import StoreMismatch, UsageError
+from ..errors import StoreError, StoreMismatch, UsageError
+from ..stores import Store
 from ..stores._steps import DONE, Add, Added, End, Found, Step, SteppingStore, Swap
 from ..stores.base import StoreStats
-from .base import Adapter, Result, Values, is_missing_table
+from .base import Adapter, Result, Statement, Values, is_missing_table
 
 if TYPE_CHECKING:
     from ..stores.sqlite import SQLiteStore
 
 GRANTED = (Verdict.CLAIMED, Verdict.TAKEN_OVER)
+
+_SEEN: WeakSet[Store] = WeakSet()
+"""Stores whose table a connection of the user's has seen."""
 
 
 class Explained:
@@ -47,9 +53,37 @@ class TransactionStore(SteppingStore):
     """Whether a claim is answered BUSY when another transaction has the key, instead of waiting for its end."""
 
     errors = Explained()
+    own: Store
+    """The receiver's own, which is beside the user's connection."""
+    look: Statement | None = None
+    """Looks for the table. None: it has been seen, or was made when the store was opened."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
+
+    async def make_sure(self) -> None:
+        """Before the first claim of all: have the receiver's store make its table if there is none, as its own first
+        command would. It does so over a connection of its own; in the user's transaction nothing is created.
+        """
+        if self.look is None or self.own in _SEEN:
+            return
+        if not (await self.adapter.execute(*self.look)).rows:
+            try:
+                await self._have_it_made()
+            except StoreError as error:
+                raise StoreMismatch(
+                    f"This connection sees no table of effectonce's, and the receiver could not make it: {error} "
+                    "`effectonce migrate URL` makes it beforehand."
+                ) from error
+        _SEEN.add(self.own)
+
+    async def _have_it_made(self) -> None:
+        if not self.adapter.awaits:
+            await self.own.now()
+            return
+        from asyncio import to_thread  # a connection for this loop would be there for nothing else
+
+        await to_thread(lambda: run(self.own.now()))
 
     def hurried(self) -> Self:
         """The same, but claims don't wait."""
