@@ -133,7 +133,7 @@ def test_bad_messages_are_put_aside_with_a_reason_and_the_rest_goes_on(name: str
     assert reasons == ["no_id", "invalid_id", "undecodable", "future", "too_large", "mismatch"]
     assert "message_id" in letters[0].headers["dead-detail"], "it says where an id was looked for"
     assert (letters[2].message_id, letters[2].headers["trace"]) == ("undecodable", "t-1")
-    assert "dead-first-seen" in letters[2].headers
+    assert all("dead-first-seen" in letter.headers for letter in letters)
     assert {name: getattr(letters[2], name) for name in own} == own
     assert queue.size() == 0
 

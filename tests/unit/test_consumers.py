@@ -14,7 +14,8 @@ from tests.unit.receiving import StagedStore, Told
 from effectonce import Message, Policy, Receiver, State, StoreUnavailable, current
 from effectonce.errors import ColourMismatch, UsageError
 from effectonce.messaging._consumer import Consumer
-from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
+from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock, wait_until
 
 
@@ -93,6 +94,30 @@ def test_a_batch_is_claimed_and_recorded_in_one_round_trip_each(awaits: bool) ->
             assert consume(broker, receiver, lambda message: message.payload) == 100
         assert [call for call in store.calls if call.endswith("many")] == ["claim_many", "complete_many"]
         assert broker.verdicts() == {f"{number}": Ack(f"{number}") for number in range(100)}
+
+
+def test_a_dead_letter_says_when_it_was_first_seen() -> None:
+    """By its sender's time, else by this consumer's, from its first delivery on; what was done is forgotten."""
+    clock = ManualClock()
+    with Receiver(MemoryStore(clock=clock), clock=clock, policy=Policy(max_attempts=2)) as receiver:
+
+        def handler(message: Message) -> None:
+            clock.advance(60)
+            if message.payload == "poison" or clock() < began + 120:
+                raise ValueError(message.payload)
+
+        began = clock()
+        again = [of(name, times=2) for name in ("poison", "passing")]
+        broker = ListBroker([of("poison"), of("passing")], again, again, [of("passing", payload=1, times=3)])
+        consumer = Consumer(broker, receiver, {"concurrency": 1})
+        while broker.batches:
+            consumer.run_once(handler)
+        (poison, seen), (_, mismatch) = [each for each in broker.told if isinstance(each[1], DeadLetter)]
+    assert (seen.reason, seen.first_seen) == ("attempts_exhausted", began + 120)
+    assert labels(seen, poison) == labels(seen, poison._replace(timestamp=began + 120))
+    assert mismatch.reason == "mismatch"
+    assert mismatch.first_seen is not None
+    assert mismatch.first_seen > began + 120
 
 
 @COLOURS

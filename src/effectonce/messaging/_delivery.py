@@ -101,6 +101,8 @@ class DeadLetter(NamedTuple):
     attempts: int = 0
     consumer: str = ""
     """Who gave it up: others that get the same messages may have handled it."""
+    first_seen: float | None = None
+    """When that consumer first met it, in seconds since 1970: for messages that don't say when they were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +310,7 @@ def named(delivery: Delivery) -> str:
 
 def labels(letter: DeadLetter, delivery: Delivery) -> dict[str, str]:
     """What goes with a dead letter, as headers or fields beside the message's own."""
-    sent = delivery.timestamp
+    sent = letter.first_seen if delivery.timestamp is None else delivery.timestamp
     found = {
         "dead-reason": letter.reason,
         "dead-detail": letter.detail,

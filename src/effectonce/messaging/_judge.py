@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .._messages import Outcome
-from ._delivery import Ack, DeadLetter, Delivery, Pace, Verdict, Watchdog, decide, named
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Pace, Verdict, Watchdog, decide, named
 
 if TYPE_CHECKING:
     from .._receiver import Receiver
     from ..policy import Policy
+
+MOST_SEEN: Final = 10_000
+"""Messages that are to come again, of which it is remembered when they were first seen."""
 
 log = logging.getLogger("effectonce.messaging")
 
@@ -29,6 +32,7 @@ class Judge:
         self._receiver, self._policy, self._pace = receiver, policy, pace
         self._consumer = receiver.consumer or consumer
         self._watchdog = watchdog or Watchdog()
+        self._seen: dict[str, float] = {}
 
     def verdict(self, delivery: Delivery, outcome: Outcome[Any] | DeadLetter) -> Verdict:
         """What to tell the broker of a delivery that had this outcome, or was not even admitted."""
@@ -41,7 +45,11 @@ class Judge:
         if warning:
             log.error("%s", warning)
             self._receiver.flow.tell("unstable_id", "", detail=warning)
-        return self.heard(delivery, verdict) if isinstance(verdict, DeadLetter) else verdict
+        if isinstance(verdict, DeadLetter):
+            return self.heard(delivery, verdict)
+        if delivery.timestamp is None:
+            self._note(delivery, comes_again=isinstance(verdict, Nack))
+        return verdict
 
     def heard(self, delivery: Delivery, letter: DeadLetter) -> DeadLetter:
         """Tell of a dead letter; the letter with who gave it up."""
@@ -49,4 +57,15 @@ class Judge:
         events = self._receiver.events
         events.note("dead_letter", self._receiver.flow.monotonic())
         events.tell("dead_letter", named(delivery), attempt=letter.attempts, detail=letter.reason)
-        return letter._replace(consumer=self._consumer)
+        first_seen = self._seen.pop(named(delivery), self._receiver._clock())
+        return letter._replace(consumer=self._consumer, first_seen=first_seen)
+
+    def _note(self, delivery: Delivery, *, comes_again: bool) -> None:
+        """Remember when a message was first seen whose sender does not tell when it was sent."""
+        name = named(delivery)
+        if not comes_again:
+            self._seen.pop(name, None)
+        elif name not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                del self._seen[next(iter(self._seen))]
+            self._seen[name] = self._receiver._clock()
