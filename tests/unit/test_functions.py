@@ -19,8 +19,8 @@ import pytest
 from pydantic import BaseModel
 from tests.unit.receiving import Colour, Counted, coroutine_function
 
-from effectonce import InDoubt, KeyReused, Policy, Receiver, StoreUnavailable, current
-from effectonce.errors import InvalidKey, ResultUnavailable, UsageError
+from effectonce import InDoubt, KeyReused, Policy, Receiver, current
+from effectonce.errors import InvalidKey, ResultUnavailable, StoreClosed, UsageError
 from effectonce.stores.base import Store
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock
@@ -84,7 +84,7 @@ def test_an_outcome_raises_nothing(memory: Receiver, colour: Colour) -> None:
 
     memory.close()
     gone = colour.call(charge.outcome, "o-1", 500)
-    assert (gone.status, type(gone.error)) == ("store_error", StoreUnavailable)
+    assert (gone.status, type(gone.error)) == ("store_error", StoreClosed)
 
 
 def test_bare_decoration(memory: Receiver, effects: Effects) -> None:
