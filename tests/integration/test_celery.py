@@ -132,6 +132,18 @@ def test_a_chord_is_completed_by_the_stored_result(site: Site) -> None:
     assert sorted(site.noted("runs")) == ["add 1 2", "add 3 4", "total [3, 7]"]
 
 
+def test_callbacks_happen_once_for_a_message_that_comes_again(site: Site) -> None:
+    """Celery sends them with each delivery of their task, under another id each time. One that is new is run."""
+    single, step = site.app.signature("add", (10,)), site.app.signature("add", (100,))
+    for number, link in enumerate([[single, chain(step, step)]] * 2 + [[site.app.signature("add", (11,))]]):
+        site.send("add", 1, 2, id="l-1", link=link)
+        ended = (4, 8, 10)[
+            number
+        ]  # the task, its callback and the two steps, and again; then the task and the new one
+        site.until(lambda n=ended: site.ended() == n)
+    assert sorted(site.noted("runs")) == ["add 1 2", "add 103 100", "add 3 10", "add 3 100", "add 3 11"]
+
+
 @pytest.mark.parametrize("name", ["retry_once", "autoretry"])
 def test_a_retry_releases_the_claim(site: Site, name: str) -> None:
     """The task runs again under the same id, also with other arguments; a repetition gets the result."""

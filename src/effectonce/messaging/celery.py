@@ -10,12 +10,18 @@ result, so that chains, chords and callbacks go on with it. While another worker
 again with a countdown before it is acknowledged; that counts as no retry. ``self.retry`` and ``autoretry_for`` release
 the claim. An exception is Celery's to treat as always; one that the policy remembers is raised on each repetition.
 
+Steps of a chain have ids from the beginning. Callbacks (``link=``) get theirs when they are sent, other ones with each
+delivery of their task; so they are given ids here that are made of the task's own.
+
 A task called as a function, without a message, is just called.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+import json
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from .. import keys
 from .._messages import Message
@@ -39,6 +45,9 @@ if TYPE_CHECKING:
     from ..policy import Policy
 
 
+CALLBACKS: Final = uuid.UUID("5b0c7b0e-6f0b-5d3e-9f53-0c9f3c0d6a51")
+
+
 def _is_another_try(error: BaseException) -> bool:
     return isinstance(error, Retry | Reject)
 
@@ -47,6 +56,32 @@ def _id_of(request: Any) -> str:
     """The task id. What ``self.replace`` has put in a task's place inherits it, and is another message."""
     nesting = request.get("replaced_task_nesting")
     return keys.composite("replaced", request.id, int(nesting)) if nesting else str(request.id)
+
+
+def _name_callbacks(request: Any) -> None:
+    """Give callbacks without an id one that is the same whenever this message is delivered.
+
+    What a callback is asked for is a part of it: who sends a task again with another callback asks for another one.
+    Not so those of errors (``link_error=``): a task that fails again has failed twice.
+    """
+    for place, signature in enumerate(request.callbacks):
+        for step, task in enumerate(_tasks_of(signature)):
+            asked = json.dumps([task.get(part) for part in ("task", "args", "kwargs")], default=repr)
+            name = "/".join((_id_of(request), str(place), str(step), asked))
+            task.setdefault("options", {}).setdefault("task_id", str(uuid.uuid5(CALLBACKS, name)))
+
+
+def _tasks_of(signature: Any) -> Iterator[Any]:
+    """The tasks of a signature: itself, or those of a chain, a group or a chord."""
+    if not signature.get("subtask_type"):
+        yield signature
+        return
+    inner = signature.get("kwargs", {})
+    header = inner.get("header", ())
+    for each in (*inner.get("tasks", ()), *([header] if isinstance(header, dict) else header)):
+        yield from _tasks_of(each)
+    if inner.get("body"):
+        yield from _tasks_of(inner["body"])
 
 
 class IdempotentTask(CeleryTask):  # type: ignore[misc]
@@ -88,6 +123,8 @@ class IdempotentTask(CeleryTask):  # type: ignore[misc]
         request = self.request
         if request.called_directly:
             return super().__call__(*args, **kwargs)
+        if request.callbacks:
+            _name_callbacks(request)
         # Arguments are not compared: self.retry(args=...) may change them under the same id.
         message = Message(_id_of(request), None, None, str(self.name))
         times = int(request.get(TIMES) or 1)
