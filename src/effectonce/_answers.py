@@ -127,7 +127,17 @@ def failed(attempt: Attempt, status: Status, error: BaseException) -> Outcome[An
 
 def store_error(call: Call, error: BaseException) -> Outcome[Any]:
     """The store gave no answer."""
-    return Outcome("store_error", None, False, 0, 0, guarantee_of(call.policy), error)
+    return Outcome("store_error", None, False, 0, 0, guarantee_of(call.policy), _about(call.key, error))
+
+
+def _about(key: str, error: BaseException) -> BaseException:
+    """A store's error, told of one key: a store says the same to all who wait for it."""
+    if not isinstance(error, EffectOnceError) or error.key is not None:
+        return error
+    own = type(error).__new__(type(error), f"{error} [key {key}]")
+    own.__dict__.update(error.__dict__, key=key)
+    own.__cause__ = error
+    return own
 
 
 def replayed(call: Call, record: Record) -> Outcome[Any]:

@@ -769,6 +769,27 @@ def test_no_answer_no_run(staged: StagedStore, colour: Colour) -> None:
         colour.process(Receiver(staged), EVENT, must_not_run)
 
 
+def test_the_stores_error_names_the_key(staged: StagedStore, colour: Colour) -> None:
+    """What a store says to all who wait for it is told each of its own key; what it said stays as it was."""
+
+    class Crowded(StoreUnavailable):
+        def __init__(self, guests: int) -> None:
+            super().__init__(f"{guests} guests", retry_after=3.0)
+
+    shared = Crowded(64)
+    staged.fail("claim", error=shared)
+    staged.fail("claim_many", error=shared)
+    receiver = Receiver(staged, breaker=None)
+    with pytest.raises(Crowded) as refused:
+        colour.process(receiver, Message("e-1"), must_not_run)
+    batch = colour.batch(receiver, [Message("e-2"), Message("e-3")], must_not_run)
+    for id, error in zip("123", [refused.value, *(outcome.error for outcome in batch)], strict=True):
+        assert isinstance(error, Crowded)
+        assert (error.key, error.retry_after) == (receiver.key_of(Message(f"e-{id}")), 3.0)
+        assert str(error) == f"64 guests [key {error.key}]"
+    assert (shared.key, str(shared)) == (None, "64 guests")
+
+
 @pytest.mark.parametrize("verb", ["claim", "complete"])
 def test_a_lost_reply_is_asked_for_again(staged: StagedStore, colour: Colour, verb: str) -> None:
     """A command whose answer got lost is sent again by the same owner, and nothing runs twice."""
