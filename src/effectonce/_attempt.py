@@ -60,7 +60,9 @@ class Attempt:
         self.claim = claim
         self.fence = fence
         self.number = number
-        self.started = self._held_since = started
+        self.started = started
+        self.deadline = started + claim.lease
+        """When the lease ends on the local clock: counted from when it was asked for, so never too late."""
         self._monotonic = monotonic
         self.line: object = get_ident()
         """The thread, or the task, that its handler runs in."""
@@ -173,18 +175,14 @@ class Attempt:
         return self if step is None or step.attempt is not self else step
 
     @property
-    def deadline(self) -> float:
-        """When the lease ends on the local clock: counted from when it was asked for, so never too late."""
-        return self._held_since + self.claim.lease
-
-    @property
     def renew_at(self) -> float:
         """When the keeper has to look after this attempt."""
-        return self._held_since + self.claim.lease / RENEW_SHARE if self._renew_at is None else self._renew_at
+        lease = self.claim.lease
+        return self.deadline - lease + lease / RENEW_SHARE if self._renew_at is None else self._renew_at
 
     def hold(self, asked_at: float) -> None:
         """The lease was renewed: by the keeper, or by a step, and perhaps by both at a time."""
-        self._held_since = max(self._held_since, asked_at)
+        self.deadline = max(self.deadline, asked_at + self.claim.lease)
         self._renew_at = None
 
     def postpone(self, until: float) -> None:

@@ -391,21 +391,20 @@ class Receiver:
         version: str | int,
         scope: str | None,
         policy: Policy | None,
-        prefix: str = "",
-        hint: Any = None,
     ) -> Call:
-        """The call that a message makes. ``prefix`` and ``hint`` are worked out unless a caller has done so."""
+        """The call that a message makes."""
         if type(message) is not Message:
             raise _no_message(message)
-        id_, payload, sent, source = message
-        policy = self.policy if policy is None else _policy(policy)
-        if not prefix:
-            if source or operation or version or scope is not None:
-                prefix = self._prefix_of(source, operation, version, scope)
-            else:
-                prefix = self._prefix
-        if hint is None:
-            hint = hint_of(handler)
+        source = message[3]
+        if source or operation or version or scope is not None:
+            prefix = self._prefix_of(source, operation, version, scope)
+        else:
+            prefix = self._prefix
+        return self._asked(message, prefix, self._policy(policy), hint_of(handler))
+
+    def _asked(self, message: Message, prefix: str, policy: Policy, hint: Any) -> Call:
+        """The same, with what a batch has in common worked out."""
+        id_, payload, sent, _ = message
         fingerprint = b"" if payload is None else keys.fingerprint(payload)
         may_create = sent is None or policy.late == "process" or self._age(sent) <= policy.keep
         lease, keep, once, most = policy.terms
@@ -423,8 +422,7 @@ class Receiver:
     ) -> list[batch.Slot | Outcome[Any]]:
         """A call for each message; one that can't be named or fingerprinted has its outcome already."""
         slots: list[batch.Slot | Outcome[Any]] = []
-        terms = (handler, operation, version, scope, self._policy(policy))
-        hint, call = hint_of(handler), self._call
+        policy, hint, asked = self._policy(policy), hint_of(handler), self._asked
         prefix, source = "", object()
         for message in messages:
             if type(message) is not Message:  # a mistake in the program, not in a message
@@ -432,7 +430,7 @@ class Receiver:
             try:
                 if message[3] is not source:  # mostly all come from one
                     prefix, source = self._prefix_of(message[3], operation, version, scope), message[3]
-                slots.append((call(message, *terms, prefix, hint), (message,)))
+                slots.append((asked(message, prefix, policy, hint), (message,)))
             except EffectOnceError as error:
                 slots.append(Outcome("failed", error=error))
         return slots
