@@ -27,6 +27,7 @@ EffectOnceError
 ├── ResultUnavailable           the effect happened once, but its result was never stored
 ├── StoreError                  the store gave no usable answer
 │   ├── StoreUnavailable        it can't be reached or can't write now; ``retry_after`` says when to ask again
+│   │   └── StoreClosed         the receiver was closed, and its store with it
 │   └── StoreMismatch           it is not ours: another program's file, a newer schema, a corrupt record
 └── NotApplied                  raised by a handler: "nothing happened, a retry may run again"
 
