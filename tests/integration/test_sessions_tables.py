@@ -29,6 +29,22 @@ def test_postgresql_by_hand(postgres: HasURL) -> None:
             sessions.close()
 
 
+@pytest.mark.parametrize("engine", ["postgres", "mariadb"])
+def test_two_sorts_of_sessions_share_a_receiver(engine: str, request: pytest.FixtureRequest) -> None:
+    """With leases of their own: what one has prepared on a connection is the other's, too."""
+    helpers = {"postgres": postgres_helpers, "mariadb": mysql_helpers}[engine]
+    server: HasURL = request.getfixturevalue(engine)
+    with helpers.Place(server.url) as place, Receiver(place.url()) as receiver:
+        for lease in ("1h", "1m"):
+            sessions = Sessions(receiver, lease=lease)
+            opened = sessions.open()
+            assert sessions.process(Request(opened.client, 1), lambda request: request.number).value == 1
+        if engine == "mariadb":
+            with place.session() as session:
+                for table in ("sessions", "requests"):
+                    session(f"DROP TABLE {place.table}_{table}")
+
+
 def test_mysql_by_hand(mariadb: HasURL) -> None:
     """Likewise, and what is missing is said."""
     with mysql_helpers.Place(mariadb.url) as place:

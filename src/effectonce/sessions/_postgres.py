@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, cast
 
 from .._records import State
@@ -37,15 +38,21 @@ class _Said:
     def __init__(self, store: PostgresStore) -> None:
         table = store._table.name
         self.names = (f'{table[:-1]}_sessions"', f'{table[:-1]}_requests"')
-        alone = f'"{self.names[0].split(chr(34))[-2]}"'  # without its schema
-        places = {"{sessions}": self.names[0], "{requests}": self.names[1], "{sessions_alone}": alone}
-        self.of: dict[str, Statement] = {}
-        for name, text in statements("postgres_steps.sql", __file__).items():
-            for place, own in places.items():
-                text = text.replace(place, own)
-            self.of[name] = Statement(f"effectonce_session_{name}", text)
+        self.of = _statements(*self.names)
         self.tables = Tables("postgresql", named("postgresql", *self.names))
         self.ready = False
+
+
+@cache  # so that it is the same statement to a connection that two sorts of sessions share
+def _statements(sessions: str, requests: str) -> dict[str, Statement]:
+    alone = f'"{sessions.split(chr(34))[-2]}"'  # without its schema
+    places = {"{sessions}": sessions, "{requests}": requests, "{sessions_alone}": alone}
+    made: dict[str, Statement] = {}
+    for name, text in statements("postgres_steps.sql", __file__).items():
+        for place, own in places.items():
+            text = text.replace(place, own)
+        made[name] = Statement(f"effectonce_session_{name}", text)
+    return made
 
 
 class PostgresSessions(SteppingStore, SessionStore):
