@@ -17,6 +17,7 @@ from ._flow import CLAIMED, DONE, Colour, Flow, insist
 from ._messages import Outcome
 from ._records import Claim, Completion, Decision, Ending, State, Verdict, make
 from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError
+from .stores.base import PartlyAnswered
 
 MAX_SIZE = 1000
 DEFAULT_SIZE = 100
@@ -117,12 +118,14 @@ class _Piece:
             raise self.interrupted
 
     async def _claim(self, indexes: Sequence[int]) -> dict[int, Attempt | None]:
-        """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
+        """Attempts to run, by place in the batch; None where a single claim has to wait, to probe or to ask again."""
         flow, claims = self.flow, [self.slots[index][0].claim for index in indexes]
         sent_at = flow.monotonic()
-        decisions: Sequence[Decision | StoreError]
+        decisions: Sequence[Decision | StoreError | None]
         try:
             decisions = await self._send(claims)
+        except PartlyAnswered as partly:
+            decisions = partly.decisions
         except StoreUnavailable as error:
             decisions = [error] * len(indexes)
         except StoreError:  # one key's trouble, perhaps, and no other's: each is asked for alone
@@ -135,7 +138,7 @@ class _Piece:
                 continue  # the way of nearly every message
             if isinstance(decision, StoreError):
                 admitted = flow.fall_back(call, decision, sent_at)
-            elif _has_to_wait(call, decision):
+            elif decision is None or _has_to_wait(call, decision):
                 opened[index] = None
                 continue
             else:
@@ -151,6 +154,8 @@ class _Piece:
         try:
             try:
                 return await store.claim_many(claims)
+            except PartlyAnswered:
+                raise
             except StoreUnavailable:  # perhaps only the reply was lost
                 return await store.claim_many(claims)
         except self.colour.cancelled:

@@ -859,6 +859,31 @@ class TestFaults:
         assert [d.verdict for d in decisions] == [Verdict.CLAIMED] * 5
         assert len(run(watched.scan())) == 6
 
+    @pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+    def test_a_request_that_is_throttled_costs_only_its_own(
+        self, gateway: Gateway, watched: DynamoDBStore, colour: str
+    ) -> None:
+        """What other requests of a batch were granted is run, not left to its lease, or in doubt for good."""
+        gateway.judge = lambda _, request: (400, "ThrottlingException") if "m-7" in str(request) else None
+        receiver = Receiver(watched, policy=Policy(on_crash="in_doubt"))
+        messages = [Message(id=f"m-{number}") for number in range(60)]
+
+        async def handler(message: Message) -> str:
+            return message.id
+
+        def process() -> Counter[str]:
+            if colour == "blocking":
+                outcomes = receiver.process_batch(messages, lambda message: message.id)
+            else:
+                outcomes = asyncio.run(receiver.aprocess_batch(messages, handler))
+            return Counter(outcome.status for outcome in outcomes)
+
+        first = process()
+        assert first.keys() == {"executed", "store_error"}
+        assert first["executed"] >= 35  # one request has 25, some of which may meet again when asked alone
+        gateway.allow()
+        assert process() == {"replayed": first["executed"], "executed": first["store_error"]}
+
     def test_64_workers_on_one_key(self, quick: str) -> None:
         """Eight processes' worth of handles, eight threads each, at the same moment: one effect, one answer."""
         table = new_table()

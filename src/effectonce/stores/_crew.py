@@ -14,18 +14,18 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..errors import StoreUnavailable
+from ..errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 
 
 class Order:
-    """Steps of one caller, and their replies. The first error is the whole order's."""
+    """Steps of one caller, and their replies. The first error is the whole order's, unless ``each`` has its own."""
 
-    __slots__ = ("future", "left", "replies", "steps")
+    __slots__ = ("each", "future", "left", "replies", "steps")
 
-    def __init__(self, steps: Sequence[Any]) -> None:
-        self.steps = steps
+    def __init__(self, steps: Sequence[Any], each: bool) -> None:
+        self.steps, self.each = steps, each
         self.replies: list[Any] = [None] * len(steps)
         self.left = len(steps)
         self.future: Future[list[Any]] = Future()
@@ -53,9 +53,9 @@ class Crew:
         self._inbox: deque[tuple[Order, int]] = deque()
         self._hired = self._busy = 0
 
-    def submit(self, steps: Sequence[Any]) -> Future[list[Any]]:
+    def submit(self, steps: Sequence[Any], each: bool = False) -> Future[list[Any]]:
         """Have steps done. Cancelling the future drops what has not been begun."""
-        order = Order(steps)
+        order = Order(steps, each)
         with self._lock:
             waiting = len(self._inbox) + len(steps)
             while self._hired < self._threads and (self._hired - self._busy) * self._most_at_once() < waiting:
@@ -126,7 +126,7 @@ def _deliver(order: Order, number: int, reply: Any) -> None:
     order.replies[number] = reply
     order.left -= 1
     with suppress(InvalidStateError):  # it was cancelled, or another of its steps failed
-        if isinstance(reply, Exception):
+        if isinstance(reply, Exception) and not (order.each and isinstance(reply, StoreError)):
             order.future.set_exception(reply)
         elif not order.left:
             order.future.set_result(order.replies)

@@ -13,12 +13,12 @@ blocking and asyncio stores share every line.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from .._protocol import decide_claim, decide_ending, decide_renewal
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, Verdict
-from ..errors import StoreUnavailable
+from ..errors import StoreError, StoreUnavailable
 from .base import Store
 
 T = TypeVar("T")
@@ -117,6 +117,8 @@ BUSY: Final = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
 """What a claim is told then."""
 
 Conversation = Generator[Step, Any, T]
+Send = Callable[[Sequence[Step]], Awaitable[list[Any]]]
+"""Has steps done, and gives their replies in the steps' order."""
 
 
 def claiming(claim: Claim) -> Conversation[Decision]:
@@ -256,11 +258,21 @@ class SteppingStore(Store):
 
     async def _converse_all(self, conversations: Iterable[Conversation[T]]) -> list[T]:
         """Hold many conversations at once: all that go on share each round trip."""
-        answers: dict[int, T] = {}
+        return cast("list[T]", await self._converse_each(conversations, self.send))
+
+    async def _converse_each(
+        self, conversations: Iterable[Conversation[T]], send: Send
+    ) -> list[T | StoreError]:
+        """The same; what ``send`` gives as an error instead of a reply is the end of that conversation alone."""
+        answers: dict[int, T | StoreError] = {}
         going = {number: (talk, next(talk)) for number, talk in enumerate(conversations)}
         while going:
-            replies = await self.send([step for _, step in going.values()])
+            replies = await send([step for _, step in going.values()])
             for (number, (talk, _)), reply in zip(list(going.items()), replies, strict=True):
+                if isinstance(reply, StoreError):
+                    answers[number] = reply
+                    del going[number]
+                    continue
                 try:
                     going[number] = (talk, talk.send(reply))
                 except StopIteration as done:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self, cast
 
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
+from ..errors import StoreError, StoreUnavailable
 
 NOBODYS_KEY: Final = "|health||"
 """Is asked for to see whether a store answers. Without an id it can't be the key of an effect."""
@@ -51,6 +52,17 @@ class Health(NamedTuple):
     """How long the answer took."""
     detail: str = ""
     """Why it is not ok."""
+
+
+class PartlyAnswered(StoreUnavailable):
+    """Some claims of many were decided, and may have been granted; of the others, nobody knows.
+
+    ``decisions`` has what became of each, in order: None where there was no answer.
+    """
+
+    def __init__(self, error: StoreError, decisions: Sequence[Decision | None]) -> None:
+        super().__init__(str(error))
+        self.decisions = decisions
 
 
 class Store(ABC):
@@ -94,7 +106,7 @@ class Store(ABC):
     # Batch forms: one round trip for many keys where the store can. A batch never names a key twice.
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Decide many claims, in order."""
+        """Decide many claims, in order. A store that sends several requests for that may be ``PartlyAnswered``."""
         return [await self.claim(claim) for claim in claims]
 
     async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:

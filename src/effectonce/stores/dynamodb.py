@@ -30,16 +30,16 @@ from urllib.parse import urlsplit
 
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, is_expired
-from .._records import NOBODY, Record, State
+from .._records import NOBODY, Claim, Decision, Record, State
 from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
 from . import _dynamodb_items as items
 from ._crew import Crew, awaited
 from ._dynamodb_items import Glance, Kept, Watches, item_key, number
 from ._dynamodb_table import MOST_WRITES, Outcome, Table
 from ._dynamodb_writes import EXPIRY, KEY, Change, Item, Put
-from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
+from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap, claiming
 from ._urls import shown
-from .base import Features, Store, StoreStats
+from .base import Features, PartlyAnswered, Store, StoreStats
 
 T = TypeVar("T")
 Asked = Step | Glance
@@ -67,6 +67,21 @@ class _Verbs(SteppingStore):
 
     async def send(self, steps: Sequence[Asked]) -> list[Any]:
         raise NotImplementedError
+
+    async def send_each(self, steps: Sequence[Asked]) -> list[Any]:
+        """Have steps done; an error is the reply to those whose request failed."""
+        raise NotImplementedError
+
+    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
+        """Decide many claims. One request that is throttled must not cost those the others have been granted."""
+        answers = await self._converse_each(map(claiming, claims), self.send_each)
+        errors = [answer for answer in answers if isinstance(answer, StoreError)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        decisions = [None if isinstance(answer, StoreError) else answer for answer in answers]
+        if errors:
+            raise PartlyAnswered(errors[0], decisions)
+        return cast("list[Decision]", decisions)
 
     async def errand(self, job: Callable[[], T]) -> T:
         """Have something done that is no step."""
@@ -181,6 +196,12 @@ class DynamoDBStore(_Verbs):
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+    async def send_each(self, steps: Sequence[Asked]) -> list[Any]:
+        """The same, where each request may fail by itself."""
+        if 1 < len(steps) <= MOST_WRITES:
+            return self.perform(steps)
+        return _waited_for(self.crew().submit(steps, each=True))
 
     async def errand(self, job: Callable[[], T]) -> T:
         """Do something on the caller's own thread."""
@@ -440,6 +461,9 @@ class _OnThreads(_Verbs):
 
     async def send(self, steps: Sequence[Asked]) -> list[Any]:
         return await awaited(self.store.crew().submit(steps)) if steps else []
+
+    async def send_each(self, steps: Sequence[Asked]) -> list[Any]:
+        return await awaited(self.store.crew().submit(steps, each=True)) if steps else []
 
     async def errand(self, job: Callable[[], T]) -> T:
         return await awaited(self.store.crew().run(job))
