@@ -11,7 +11,7 @@ bounded by what is under way at one time, however many messages there were; it n
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
 from ..errors import UsageError
@@ -30,7 +30,7 @@ class Cursor(NamedTuple):
     above: tuple[tuple[int, int], ...] = ()
     """What is done beyond that: ranges, the end excluded, in order; they neither touch each other nor ``low``."""
     tries: tuple[tuple[int, int], ...] = ()
-    """Numbers that are not done, and how often each has failed."""
+    """Numbers that are not done, in order, and how often each has failed."""
 
     def has(self, number: int) -> bool:
         """Whether it is done."""
@@ -73,7 +73,8 @@ class Cursor(NamedTuple):
 
     def tries_of(self, number: int) -> int:
         """How often it has failed."""
-        return dict(self.tries).get(number, 0)
+        place = bisect_left(self.tries, (number, 0))
+        return self.tries[place][1] if place < len(self.tries) and self.tries[place][0] == number else 0
 
     def is_full(self) -> bool:
         """Whether nothing more may be done out of turn."""

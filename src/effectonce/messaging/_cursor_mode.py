@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._messages import Outcome
+from .._records import make
 from ..batch import Slot
 from ..errors import AttemptsExhausted, LeaseLost, StoreMismatch, StoreUnavailable, UsageError
 from ..hooks import EventKind
@@ -49,6 +50,7 @@ T = TypeVar("T")
 Piece = Sequence[tuple[Slot, Delivery]]
 log = logging.getLogger("effectonce.messaging")
 
+NOT_HANDLED = frozenset({DeadLetter, Outcome})
 MANY_RANGES = 64
 """When so much is done out of turn, the broker is asked what will never come."""
 
@@ -138,12 +140,14 @@ class Cursors(Atomic):
 
     def cut(self, work: Sequence[Work], deliveries: Sequence[Delivery]) -> list[Work]:
         """Hold back what comes after a message that is to be put aside: no cursor may pass it before it is."""
+        if not self._broker.in_order or NOT_HANDLED.isdisjoint(map(type, work)):
+            return list(work)
         stopped: set[str] = set()
         found: list[Work] = []
         for each, delivery in zip(work, deliveries, strict=True):
             source, _ = place_of(delivery)
             found.append(held() if source in stopped else each)
-            if self._broker.in_order and isinstance(each, DeadLetter | Outcome):
+            if isinstance(each, DeadLetter | Outcome):
                 stopped.add(source)
         return found
 
@@ -282,7 +286,7 @@ class _Work:
         for place, (slot, delivery) in enumerate(self._piece):
             _, number = place_of(delivery)
             if cursor.has(number):
-                outcomes.append(Outcome("replayed", None, True, 0, before.fence, "atomic"))
+                outcomes.append(make(Outcome, ("replayed", None, True, 0, before.fence, "atomic", None)))
             elif cursor.is_full() and number != cursor.low:
                 outcomes.append(held())
             else:
@@ -311,7 +315,7 @@ class _Work:
             raise Raised(place, error) from (error if _is_the_engines(error) else None)
         finally:
             attempt.end(None)
-        return Outcome("executed", value, False, tries + 1, fence, "atomic")
+        return make(Outcome, ("executed", value, False, tries + 1, fence, "atomic", None))
 
     def _colour(self, rows: Rows) -> Colour:
         receiver = self._cursors._receiver
