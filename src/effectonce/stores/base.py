@@ -30,6 +30,8 @@ class Features(NamedTuple):
     durable: bool = True
     shared: bool = True
     """Several processes can use it at once."""
+    purge_delay: float = 0.0
+    """Seconds that a record may stay out of purge's sight after the expiry that it was claimed with."""
 
 
 @dataclass(frozen=True, slots=True)

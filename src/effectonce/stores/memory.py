@@ -24,7 +24,7 @@ PURGE_PER_CLAIM = 4
 class MemoryStore(Store):
     """A dictionary under a lock. ``clock`` is the store's clock, in seconds; tests move it by hand."""
 
-    features = Features(durable=False, shared=False)
+    features = Features(durable=False, shared=False, purge_delay=WHEEL_SECONDS)
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

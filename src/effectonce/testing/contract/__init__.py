@@ -13,8 +13,9 @@ Every test runs in each colour that ``store.features`` declares; what else a sto
 
 A store whose clock is a server's ignores ``clock`` and sets ``lease`` and ``keep`` to fractions of a second: the suite
 then waits for the server's time to pass, and leaves out what needs time to stand still. A store that may notice an
-expiry late says by how much (``purge_delay``); one that has to watch a lease before it may take over does its watching
-in ``outlive``. ``stall`` makes a store wait, to see that nobody on an event loop waits along.
+expiry late says by how much (``purge_delay``, here or in its features); one that has to watch a lease before it may
+take over does its watching in ``outlive``. ``stall`` makes a store wait, to see that nobody on an event loop waits
+along.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Suite(ABC):
     resolution: float = 0.01
     """The finest difference between two times that the store remembers."""
     purge_delay: float = 0.0
-    """How long after its expiry a record may stay out of purge's sight."""
+    """How long after its expiry a record may stay out of purge's sight, if that is more than its features say."""
     colour: str = ""
 
     @abstractmethod
@@ -109,6 +109,8 @@ class Suite(ABC):
             stack.callback(store.close)
             if not getattr(store.features, self.colour):
                 pytest.skip(f"the store declares {self.colour}=False")
+            if late := store.features.purge_delay:  # counted from when its first lease would have ended
+                self.purge_delay = max(self.purge_delay, self.lease + late)
             yield self.speak_to(store, clock, driver)
 
     def speak_to(self, store: Store, clock: ManualClock, driver: Driver) -> Subject:
