@@ -404,11 +404,11 @@ def test_a_partition_that_rests_goes_on_after_a_rebalance(name: str, topic: Topi
     assert ran == ["flaky", "flaky"]
 
 
-def test_a_consumer_that_commits_by_itself_is_refused() -> None:
-    """It would commit what is not done yet."""
+def test_a_consumer_that_commits_by_itself_or_not_at_all_is_refused() -> None:
+    """It would commit what is not done yet; without a group it can commit nothing."""
 
-    async def with_aiokafka(receiver: Receiver) -> None:
-        client = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1", group_id="g")
+    async def with_aiokafka(receiver: Receiver, **settings: Any) -> None:
+        client = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1", **settings)
         try:
             messaging_kafka.Consumer(client, "t", receiver=receiver)
         finally:
@@ -420,7 +420,9 @@ def test_a_consumer_that_commits_by_itself_is_refused() -> None:
         with pytest.raises(UsageError, match=r"group\.id"):
             messaging_kafka.Consumer({}, "t", receiver=receiver)
         with pytest.raises(UsageError, match="enable_auto_commit=False"):
-            asyncio.run(with_aiokafka(receiver))
+            asyncio.run(with_aiokafka(receiver, group_id="g"))
+        with pytest.raises(UsageError, match="group_id="):
+            asyncio.run(with_aiokafka(receiver, enable_auto_commit=False))
         with pytest.raises(UsageError, match="neither") as refused:
             messaging_kafka.Consumer("kafka://shop:secret@localhost", "t", receiver=receiver)
     assert "secret" not in str(refused.value), "a URL has a password"

@@ -38,12 +38,14 @@ class AioKafka:
             raise UsageError(
                 "This consumer commits by itself, also what is not done yet. Make it with enable_auto_commit=False."
             )
+        if not consumer._group_id:
+            raise UsageError("This consumer is in no group, so it can't commit. Make it with group_id=.")
         if producer is None:
             raise UsageError(
                 "What can't be processed is produced to another topic: give an AIOKafkaProducer, producer=."
             )
         self._consumer, self._producer = consumer, producer
-        self.group = str(consumer._group_id or "")
+        self.group = str(consumer._group_id)
         self._topics, self._dead, self._wanted = topics, dead, wanted
         poll_ms = getattr(consumer, "_max_poll_interval_ms", DEFAULT_POLL_SECONDS * 1000)
         self.deadline: float | None = poll_ms / 1000
