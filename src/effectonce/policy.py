@@ -142,7 +142,7 @@ class Policy:
             "fallback": _word("fallback", fallback),
             "prober": _callback("prober", prober),
         }
-        if late == "dead_letter" and dead_letter is None:
+        if values["late"] == "dead_letter" and dead_letter is None:
             raise UsageError(
                 'late="dead_letter" needs dead_letter=, a function that takes the key and the reason.'
             )
@@ -155,11 +155,11 @@ class Policy:
         terms = (
             self.lease,
             self.keep,
-            on_crash == "in_doubt",
+            self.on_crash == "in_doubt",
             max_attempts,
         )  # what a claim says of its policy
         object.__setattr__(self, "terms", terms)
-        spare = 0 if fallback == "closed" else FALLBACK_CACHE
+        spare = 0 if self.fallback == "closed" else FALLBACK_CACHE
         object.__setattr__(self, "cached", max(self.local_cache, spare))
 
     def but(self, **changes: Any) -> Self:
@@ -194,12 +194,14 @@ class Policy:
         return cls._preset({"keep": "7d", "busy": "reject"}, changes)
 
 
-def _word(name: str, word: str) -> str:
-    if word not in WORDS[name]:
+def _word(name: str, word: Any) -> str:
+    # People write dead-letter and in-doubt, too.
+    plain = word.replace("-", "_") if isinstance(word, str) else word
+    if plain not in WORDS[name]:
         raise UsageError(
             f"{name}={word!r} is not a word of the policy. Choose one of {', '.join(WORDS[name])}."
         )
-    return word
+    return plain
 
 
 def _types(name: str, types: Any) -> ExceptionTypes:

@@ -117,6 +117,16 @@ def test_dead_letters_need_a_place() -> None:
     Policy(late="dead_letter", dead_letter=print)
 
 
+def test_words_may_be_written_with_a_hyphen() -> None:
+    """As people write them; what they mean is the same, in every way."""
+    with pytest.raises(UsageError, match="dead_letter="):
+        Policy(late="dead-letter")  # type: ignore[arg-type]
+    hyphens: dict[str, Any] = {"late": "dead-letter", "on_crash": "in-doubt", "fallback": "cached-response"}
+    policy = Policy(dead_letter=print, **hyphens)
+    meant = Policy(dead_letter=print, late="dead_letter", on_crash="in_doubt", fallback="cached_response")
+    assert (policy, policy.terms, policy.cached) == (meant, meant.terms, meant.cached)
+
+
 def test_one_exception_type_needs_no_tuple() -> None:
     """A single type stands for itself."""
     policy = Policy(remember=ValueError, in_doubt=TimeoutError)  # type: ignore[arg-type]

@@ -759,6 +759,20 @@ def test_a_replay_makes_no_cached_answer_older_than_the_record(
     assert colour.process(caching, EVENT, Counted("new")).value == "new"
 
 
+def test_a_message_may_have_a_class_of_its_own(receiver: Receiver, colour: Colour) -> None:
+    """It is handed to its handler as it is, and has the key of a plain one."""
+
+    class OrderPlaced(Message):
+        __slots__ = ()
+
+    seen: list[Message] = []
+    placed = OrderPlaced("e-1", {"order": 7}, source="orders")
+    assert colour.process(receiver, placed, lambda message: seen.append(message)).status == "executed"
+    assert seen[0] is placed
+    plain = Message("e-1", {"order": 7}, source="orders")
+    assert [each.status for each in colour.batch(receiver, [plain, placed], must_not_run)] == ["replayed"] * 2
+
+
 # Trouble with the store
 
 
