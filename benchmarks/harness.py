@@ -79,9 +79,11 @@ class _Running:
     """A row while it is measured."""
 
     row: Row
-    worker: Worker
-    operations: int
     result: Result
+    url: str
+    folder: Path
+    worker: Worker | None = None
+    operations: int = 0
 
 
 Progress = Callable[[str], None]
@@ -95,7 +97,11 @@ def run_case(
     folder: Path,
     progress: Progress,
 ) -> list[Result]:
-    """Measure every row of the case, interleaved. A contender that fails is reported, and the others go on."""
+    """Measure every row of the case, interleaved. A contender that fails is reported, and the others go on.
+
+    No two processes of a program are equally fast: where its memory lies is luck, and good for some hundredths. So each
+    repetition has new ones, where they are quickly filled.
+    """
     with ExitStack() as stack:
         scratch = Path(
             stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="effectonce-bench-"))
@@ -104,38 +110,52 @@ def run_case(
         for number, row in enumerate(case.rows):
             result = Result(row.label, row.contender, row.note, floor=row.floor, limit=row.limit)
             results.append(result)
-            progress(f"{case.title}: opening {row.label}")
             try:
                 room = servers.room(case.server, is_timed=not case.gauge) if case.server else nullcontext("")
-                url = stack.enter_context(room)
-                running.append(_open(case, row, result, effort, pythons, url, scratch / str(number), stack))
-            except (NoServer, WorkerError) as error:
+                running.append(_Running(row, result, stack.enter_context(room), scratch / str(number)))
+            except NoServer as error:
                 result.error = str(error)
         repetitions = case.repetitions or effort.repetitions
+        workers = stack.enter_context(ExitStack())
         for repetition in range(repetitions):
             progress(f"{case.title}: repetition {repetition + 1} of {repetitions}")
+            if repetition == 0 or case.is_renewed:
+                workers.close()
+                for one in running:
+                    _open(case, one, repetition, effort, pythons, workers)
             _repeat(case, effort, running, repetition)
     _pair(case, results)
     return results
 
 
 def _open(
-    case: Case,
-    row: Row,
-    result: Result,
-    effort: Effort,
-    pythons: dict[str, Path],
-    url: str,
-    folder: Path,
-    stack: ExitStack,
-) -> _Running:
-    """Start the row's worker, fill its store, and find out how many operations make a slice."""
+    case: Case, one: _Running, repetition: int, effort: Effort, pythons: dict[str, Path], stack: ExitStack
+) -> None:
+    """Start the row's worker and fill its store; at first, find out how many operations make a slice."""
+    if one.result.error:
+        return
+    try:
+        one.worker = _worker(case, one, repetition, effort, pythons, stack)
+        if case.is_fixed:
+            most = one.row.operations or case.operations
+            one.operations = case.whole_steps(most * effort.operations_share, most)
+        elif repetition:
+            one.worker.ask("slice", operations=one.operations)
+        else:
+            one.operations = _slice_of(case, one, effort)
+    except WorkerError as error:
+        one.result.error = str(error)
+
+
+def _worker(
+    case: Case, one: _Running, repetition: int, effort: Effort, pythons: dict[str, Path], stack: ExitStack
+) -> Worker:
+    row = one.row
     if row.contender not in pythons:
         raise WorkerError("not installed")
-    folder.mkdir()
-    budget = case.budget_seconds * effort.budget_share
+    folder = one.folder / str(repetition)
+    folder.mkdir(parents=True)
     worker = stack.enter_context(Worker(row.contender, pythons[row.contender]))
-    prefill = case.prefill if row.prefill is None else row.prefill
     opened = worker.ask(
         "open",
         store=case.store,
@@ -143,27 +163,30 @@ def _open(
         folder=str(folder),
         variant=row.variant,
         threads=case.threads,
-        slice_seconds=budget if case.is_timed else 0.0,
-        prefill=prefill,
-        url=url,
+        slice_seconds=case.budget_seconds * effort.budget_share if case.is_timed else 0.0,
+        prefill=case.prefill if row.prefill is None else row.prefill,
+        url=one.url,
         tasks=case.tasks,
         gauge=case.gauge,
     )
-    result.version = opened["version"]
-    most = row.operations or case.operations
-    if case.is_fixed:
-        return _Running(row, worker, case.whole_steps(most * effort.operations_share, most), result)
+    one.result.version = opened["version"]
+    return worker
+
+
+def _slice_of(case: Case, one: _Running, effort: Effort) -> int:
+    """How many operations take as long as a slice may. What is measured for that warms up, and is thrown away."""
+    assert one.worker is not None
+    most = one.row.operations or case.operations
     if case.threads > 1:
-        worker.ask("slice", operations=most if case.is_timed else case.threads * 2)
-        return _Running(row, worker, most, result)
-    # These slices warm up and are thrown away. Each is closer to the budget than the one before, because a short one
-    # shows mostly what surrounds it.
+        one.worker.ask("slice", operations=most if case.is_timed else case.threads * 2)
+        return most
+    # Each is closer to the budget than the one before, because a short one shows mostly what surrounds it.
     operations = case.whole_steps(5, most)
     for _ in range(4):
         # Its own time, without the collection of garbage before it, which takes long in a process of millions of keys.
-        cost = worker.ask("slice", operations=operations)["seconds"] / operations
-        operations = case.whole_steps(budget / cost, most)
-    return _Running(row, worker, operations, result)
+        cost = one.worker.ask("slice", operations=operations)["seconds"] / operations
+        operations = case.whole_steps(case.budget_seconds * effort.budget_share / cost, most)
+    return operations
 
 
 def _repeat(case: Case, effort: Effort, running: list[_Running], repetition: int) -> None:
@@ -173,7 +196,7 @@ def _repeat(case: Case, effort: Effort, running: list[_Running], repetition: int
     sums: dict[str, list[float]] = {one.row.label: [] for one in turns}
     for _ in range(max(1, int(case.slices * effort.slices_share))):
         for one in turns:
-            if one.result.error:
+            if one.result.error or one.worker is None:
                 continue
             try:
                 figure = one.worker.ask("slice", operations=one.operations)

@@ -60,11 +60,19 @@ class Case:
     """With threads: a slice lasts for its budget, instead of until each thread has done its share."""
     is_full_only: bool = False
 
+    @property
+    def is_renewed(self) -> bool:
+        """Whether each repetition has new processes: where a time is taken and they are quickly filled."""
+        filled = max([self.prefill, *(row.prefill or 0 for row in self.rows)])
+        return not self.is_fixed and not self.gauge and filled <= QUICKLY_FILLED
+
     def whole_steps(self, operations: float, most: int) -> int:
         """About that many operations, in whole steps, at least one and at most `most`."""
         return max(1, int(min(operations, most)) // self.step) * self.step
 
 
+QUICKLY_FILLED = 10_000
+"""Keys that a store has within moments."""
 RAW = Row("raw", "raw")
 WITHIN = 1.3
 """How much more a claim may cost on a server with two million keys than with a thousand."""
