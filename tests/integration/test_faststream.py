@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from faststream import AckPolicy, Response
 from faststream.confluent import KafkaBroker as ConfluentBroker
 from faststream.exceptions import NackMessage
 from faststream.kafka import KafkaBroker
+from faststream.kafka.response import KafkaPublishCommand
 from faststream.nats import NatsBroker
+from faststream.nats.response import NatsPublishCommand
 from faststream.rabbit import RabbitBroker, RabbitResponse, TestRabbitBroker
+from faststream.response.publish_type import PublishType
 from tests.integration.consumers_helpers import SIZES
 from tests.integration.faststream_places import PLACES, Place
 from tests.integration.framework_helpers import Workers, storm, working
 
-from effectonce import Policy, Receiver
+from effectonce import Policy, Receiver, keys
 from effectonce.errors import UsageError
+from effectonce.messaging._faststream import name_result
 from effectonce.messaging.faststream import Idempotent
 from effectonce.testing.clocks import wait_until
 
@@ -75,6 +80,75 @@ def test_publishers_go_on_with_the_stored_result(name: str, place_on: Site, tmp_
         assert workers.noted("runs") == ["fatal-1"]
         assert workers.noted("events", "replayed")
     assert place.invoices() == [{"invoice": "for fatal-1"}]
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "kafka"])
+def test_the_next_consumer_knows_a_result_again_that_is_published_again(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Each delivery publishes the result; FastStream would make up another id each time, and so another effect."""
+    url, ran, seen = request.getfixturevalue(name).url, list[str](), list[str]()
+    queue = f"results-{keys.uuid7()}"
+    receiver = Receiver("memory://", consumer="billing", hooks=[lambda event: seen.append(event.kind)])
+
+    async def main() -> None:
+        options: dict[str, Any] = {"ack_policy": AckPolicy.NACK_ON_ERROR}
+        broker: Any
+        if name == "rabbitmq":
+            broker, told = RabbitBroker(url, middlewares=[Idempotent(receiver)]), {"message_id": "m-1"}
+        else:
+            servers = url.removeprefix("kafka://")
+            broker, told = (
+                KafkaBroker(servers, middlewares=[Idempotent(receiver)]),
+                {"headers": {"id": "m-1"}},
+            )
+            options |= {"auto_offset_reset": "earliest"}
+            admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+            for made in admin.create_topics(
+                [NewTopic(queue, 1, 1), NewTopic(f"{queue}.next", 1, 1)]
+            ).values():
+                made.result(20)
+
+        def subscriber(place: str) -> Any:
+            group = {"group_id": place} if name == "kafka" else {}
+            return broker.subscriber(place, **options, **group)
+
+        @subscriber(queue)
+        @broker.publisher(f"{queue}.next")
+        @broker.publisher(f"{queue}.next")
+        async def first(order: str) -> str:
+            ran.append(order)
+            return f"invoice for {order}"
+
+        @subscriber(f"{queue}.next")
+        async def second(invoice: str) -> None:
+            ran.append(invoice)
+
+        async with broker:
+            await broker.start()
+            for _ in range(2):
+                await broker.publish("o-1", queue, **told)
+            await asyncio.to_thread(
+                wait_until, lambda: seen.count("completed") + seen.count("replayed") == 6, seconds=60
+            )
+
+    asyncio.run(main())
+    assert sorted(ran) == ["invoice for o-1", "invoice for o-1", "o-1"]  # there are two publishers
+    assert seen.count("replayed") == 3
+
+
+def test_a_result_has_its_id_where_jetstream_looks_unless_it_has_one() -> None:
+    """And records that are published together have none: they would be taken for one."""
+    plain = NatsPublishCommand("x", subject="next", _publish_type=PublishType.PUBLISH)
+    name_result(plain, "r-1")
+    own = NatsPublishCommand(
+        "x", subject="next", headers={"Nats-Msg-Id": "own"}, _publish_type=PublishType.PUBLISH
+    )
+    name_result(own, "r-1")
+    several = KafkaPublishCommand("x", "y", topic="next", _publish_type=PublishType.PUBLISH)
+    name_result(several, "r-1")
+    assert (plain.headers["Nats-Msg-Id"], own.headers["Nats-Msg-Id"]) == ("r-1", "own")
+    assert not several.headers
 
 
 @pytest.mark.parametrize("name", ["rabbitmq", "nats"])

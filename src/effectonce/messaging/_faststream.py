@@ -190,6 +190,17 @@ KINDS: Final = {
 }
 
 
+def name_result(command: Any, id: str) -> None:
+    """Give what is about to be published an id where consumers look for one, unless it has one."""
+    package = type(command).__module__.removeprefix("faststream.").partition(".")[0]
+    if package == "rabbit":
+        if not command.message_options.get("message_id"):
+            command.message_options["message_id"] = id
+    elif package in ("kafka", "confluent", "nats") and len(getattr(command, "batch_bodies", ())) < 2:
+        # A batch shares its headers: records with one id would be taken for one.
+        command.headers = {MSG_ID if package == "nats" else "id": id, **(command.headers or {})}
+
+
 def kind_of(message: Any) -> type[Kind]:
     """What kind of broker a message is from."""
     if isinstance(message.raw_message, tuple | list):

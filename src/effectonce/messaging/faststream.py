@@ -21,15 +21,17 @@ An id is looked for where the broker's own consumers look, not in FastStream's `
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import keys
 from .._handlers import resolved_hint
 from .._messages import Outcome
 from ..errors import MissingExtra, UsageError
 from ._delivery import DONE, Ack, DeadLetter, Delivery, Intake, Nack, explained
-from ._faststream import Kind, give_back, kind_of
+from ._faststream import Kind, give_back, kind_of, name_result
 from ._judge import Judge
 from ._tasks import DEFAULT_RETRY, Pauses, Task, Tasks, own
 
@@ -86,7 +88,9 @@ class Idempotent:
         scope.idempotent = self
         return scope
 
-    async def consume(self, call_next: Next, message: Any, subscriber: Any, broker: Any) -> Any:
+    async def consume(
+        self, call_next: Next, message: Any, subscriber: Any, broker: Any, scope: _Scope
+    ) -> Any:
         """Return what the handler returned, now or the first time, or raise what tells FastStream otherwise."""
         try:
             kind = self._kind(message, subscriber)
@@ -96,7 +100,7 @@ class Idempotent:
             log.critical("a subscriber is stopped: %s", error)
             await give_back(message)
             raise _Refused(str(error)) from error
-        outcome = await self._outcome(kind, call_next, message, subscriber, delivery)
+        outcome = await self._outcome(kind, call_next, message, subscriber, delivery, scope)
         verdict = self._judge.verdict(delivery, outcome)
         if isinstance(verdict, Ack) and verdict.error is not None and _passes_on(message, subscriber):
             verdict = self._judge.heard(delivery, DeadLetter("no_result", explained(verdict.error)))
@@ -121,7 +125,13 @@ class Idempotent:
         return self._kinds.setdefault(kind, kind())
 
     async def _outcome(
-        self, kind: Kind, call_next: Next, message: Any, subscriber: Any, delivery: Delivery
+        self,
+        kind: Kind,
+        call_next: Next,
+        message: Any,
+        subscriber: Any,
+        delivery: Delivery,
+        scope: _Scope,
     ) -> Outcome[Any] | DeadLetter:
         admitted = self._intake.admit(delivery, self._receiver._clock())
         if isinstance(admitted, DeadLetter):
@@ -134,6 +144,7 @@ class Idempotent:
             async with kind.kept(message):
                 caller = self._caller(subscriber)
                 group = await kind.group(message, subscriber)
+                scope.whose = (self._receiver.consumer or group, admitted.source, admitted.id)
                 return await self._tasks.outcome(
                     Task(admitted, caller, (call_next, message), {}, delivery.times, group)
                 )
@@ -158,12 +169,23 @@ class _Scope(BaseMiddleware[Any, Any]):
     """The middleware of one message."""
 
     idempotent: Idempotent
+    whose: tuple[str, ...] = ()
+    """Consumer, source and id of the message: what is published of its result is named after it."""
+    published = 0
 
     async def consume_scope(self, call_next: Next, msg: Any) -> Any:
         if msg.source_type is SourceType.RESPONSE:  # the answer to a request of ours
             return await call_next(msg)
         subscriber, broker = self.context.get_local("handler_"), self.context.get_local("broker")
-        return await self.idempotent.consume(call_next, msg, subscriber, broker)
+        return await self.idempotent.consume(call_next, msg, subscriber, broker, self)
+
+    async def publish_scope(self, call_next: Next, cmd: Any) -> Any:
+        """Publish a result under an id that is the same on each delivery: the next consumer has to know it again."""
+        if self.whose:
+            self.published += 1
+            where = json.dumps((*self.whose, cmd.destination))
+            name_result(cmd, keys.derived(where, f"result-{self.published}"))
+        return await call_next(cmd)
 
 
 class _Refused(UsageError, StopConsume):
