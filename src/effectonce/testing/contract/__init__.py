@@ -20,7 +20,14 @@ along.
 
 from __future__ import annotations
 
-import pytest
+from ...errors import MissingExtra
+
+try:
+    import pytest
+except ImportError as error:
+    raise MissingExtra(
+        "effectonce.testing.contract needs pytest: pip install 'effectonce[testing]'."
+    ) from error
 
 pytest.register_assert_rewrite(
     *(
