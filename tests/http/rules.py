@@ -363,6 +363,13 @@ class HttpRules:
             exposed = ", ".join(reply.all("access-control-expose-headers"))
             assert "Idempotency-Key" in exposed and "X-Idempotency-Replayed" in exposed
 
+    def test_rule_07_a_key_is_echoed_as_it_was_sent(self, site: Site) -> None:
+        """A bare token stays bare, for clients that compare; a repeat gets its own form back."""
+        name = site.new()
+        for sent in (name, f'"{name}"', name):
+            reply = site.send("POST", f"/plain/200?n={name}", [("Idempotency-Key", sent)])
+            assert (reply.status, reply.one("idempotency-key")) == (200, sent)
+
     def test_rule_07_the_header_of_replays_can_have_another_name(self, site: Site) -> None:
         """Such as Stripe's."""
         _, second = site.twice("/stripe/pay", site.new())

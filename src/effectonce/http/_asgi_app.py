@@ -327,7 +327,9 @@ class Claimable(Covered):
         fingerprint = await self._passing.take_in_rest(self._declared)
         if key is None:
             key = natural_key(rules, request_of(self._scope), self._passing.whole())
-        self.exchange = exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose)
+        self.exchange = exchange = Exchange(
+            boundary, rules, boundary.receiver.asyncio, key, whose, self._lines
+        )
         answer = await exchange.open(fingerprint)
         if answer is None:
             self.claimed = True

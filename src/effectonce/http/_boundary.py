@@ -6,7 +6,7 @@ The methods of ``Exchange`` are coroutines in the adapter's own colour, so that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
@@ -30,6 +30,7 @@ from ._exchange import (
     Problem,
     ServerFault,
     answer_in,
+    echoed,
     key_of,
     problem_of,
     quoted,
@@ -233,7 +234,7 @@ UNDECIDED = Answer(0, (), None)
 
 
 class Exchange:
-    """One request with a key, on its way through the flow. ``line`` is what the key was read from, if it was."""
+    """One request with a key, on its way through the flow. ``lines`` are what the key was read from, if it was."""
 
     attempt: Attempt
     call: Call
@@ -249,12 +250,12 @@ class Exchange:
         colour: Colour,
         key: str,
         scope: str,
-        line: bytes | None = None,
+        lines: Sequence[bytes] = (),
     ) -> None:
         self.boundary, self.rules, self.colour = boundary, rules, colour
         self.flow = boundary.receiver.flow
         self.key, self.scope = key, scope
-        self.marks: tuple[Header, ...] = (rules.header_name, quoted(key, line)), rules.exposed
+        self.marks: tuple[Header, ...] = (rules.header_name, echoed(key, lines)), rules.exposed
         """The headers that say which key an answer belongs to."""
 
     @property

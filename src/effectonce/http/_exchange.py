@@ -95,13 +95,16 @@ def key_of(lines: Sequence[bytes], strict: bool = False) -> str | None:
     return key
 
 
-def quoted(key: str, line: bytes | None = None) -> bytes:
-    """A key as an RFC 8941 string. The line that it was read from mostly is just that."""
-    if line and line[0] == line[-1] == QUOTE:
-        return line
+def quoted(key: str) -> bytes:
+    """A key as an RFC 8941 string."""
     if '"' in key or "\\" in key:
         key = re.sub(r'(["\\])', r"\\\1", key)
     return b'"%b"' % key.encode("ascii", "replace")
+
+
+def echoed(key: str, lines: Sequence[bytes]) -> bytes:
+    """A key as an answer tells it: as it was sent, if it was."""
+    return lines[0].strip(b" \t") if lines else quoted(key)
 
 
 # -- What was asked ------------------------------------------------------------------------------------------------

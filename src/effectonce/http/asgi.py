@@ -88,8 +88,7 @@ class IdempotencyMiddleware:
                 spool = body
             if key is None:
                 key = natural_key(rules, request_of(scope), await whole(body))
-            line = lines[0] if lines else None
-            exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose, line)
+            exchange = Exchange(boundary, rules, boundary.receiver.asyncio, key, whose, lines)
             answer = await exchange.open(fingerprint)
             if answer is None:
                 spool = None  # which is the app's from now on

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Unpack, cast
@@ -71,10 +71,18 @@ class AtomicExchange(Exchange):
     """One request whose record is in a transaction."""
 
     def __init__(
-        self, boundary: Boundary, rules: Rules, on: Receiver, key: str, scope: str, share: Share | None = None
+        self,
+        boundary: Boundary,
+        rules: Rules,
+        on: Receiver,
+        key: str,
+        scope: str,
+        share: Share | None = None,
+        *,
+        lines: Sequence[bytes],
     ) -> None:
         colour = on.asyncio if _awaits(on) else on.blocking
-        super().__init__(boundary, rules, colour, key, scope)
+        super().__init__(boundary, rules, colour, key, scope, lines)
         self.flow = on.flow
         self._share = share or Share(boundary.quota, scope, rules.max_new_keys)
 
@@ -159,14 +167,16 @@ class AtomicMiddleware:
                 with unheard():
                     await self.app(scope, receive, send)
                 return
-            answer = await self._answer(rules, scope, receive, key)
+            answer = await self._answer(rules, scope, receive, key, lines)
         except Problem as problem:
             answer = problem.answer(rules.documentation)
         except asgi_body.Gone:
             return
         await send_answer(send, answer)
 
-    async def _answer(self, rules: Rules, scope: Any, receive: asgi_body.Receive, key: str | None) -> Answer:
+    async def _answer(
+        self, rules: Rules, scope: Any, receive: asgi_body.Receive, key: str | None, lines: Sequence[bytes]
+    ) -> Answer:
         whose = self.boundary.scope_of(request_of(scope)) if callable(self.boundary.scope) else PUBLIC
         whose = checked_scope(await whose if inspect.isawaitable(whose) else whose)
         length = asgi_body.declared_length(scope)
@@ -180,7 +190,8 @@ class AtomicMiddleware:
         share = Share(self.boundary.quota, whose, rules.max_new_keys)
 
         async def transaction(on: Any) -> Answer:
-            exchange = AtomicExchange(self.boundary, rules, self.boundary.receiver.on(on), name, whose, share)
+            receiver = self.boundary.receiver.on(on)
+            exchange = AtomicExchange(self.boundary, rules, receiver, name, whose, share, lines=lines)
             known = await exchange.open(fingerprint)
             if known is not None:
                 return known
@@ -259,16 +270,17 @@ class AtomicWSGIMiddleware:
         if rules is None:
             return self.app(environ, start_response)
         try:
-            key = key_in(rules, wsgi._lines(environ, rules.header))
+            lines = wsgi.lines_of(environ, rules.header)
+            key = key_in(rules, lines)
             if key is None and rules.key is None:
                 with unheard():
                     return self.app(environ, start_response)
-            answer = self._answer(rules, environ, key)
+            answer = self._answer(rules, environ, key, lines)
         except Problem as problem:
             answer = problem.answer(rules.documentation)
         return wsgi._send(start_response, answer)
 
-    def _answer(self, rules: Rules, environ: wsgi.Environ, key: str | None) -> Answer:
+    def _answer(self, rules: Rules, environ: wsgi.Environ, key: str | None, lines: Sequence[bytes]) -> Answer:
         boundary = self.boundary
         whose = checked_scope(
             boundary.scope_of(wsgi.request_of(environ)) if callable(boundary.scope) else PUBLIC
@@ -284,7 +296,8 @@ class AtomicWSGIMiddleware:
         share = Share(boundary.quota, whose, rules.max_new_keys)
 
         def transaction(on: Any) -> Answer:
-            exchange = AtomicExchange(boundary, rules, boundary.receiver.on(on), name, whose, share)
+            receiver = boundary.receiver.on(on)
+            exchange = AtomicExchange(boundary, rules, receiver, name, whose, share, lines=lines)
             known = run(exchange.open(fingerprint))
             if known is not None:
                 return known

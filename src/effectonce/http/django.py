@@ -153,8 +153,12 @@ class _Covered:
         response._resource_closers.append(body.close)
         return response
 
+    @property
+    def _lines(self) -> list[bytes]:
+        return _lines(self._request, self._rules.header)
+
     def _exchange_for(self, key: str, scope: str) -> Exchange:
-        return Exchange(self._boundary, self._rules, self._side.colour, key, scope)
+        return Exchange(self._boundary, self._rules, self._side.colour, key, scope, self._lines)
 
     async def _handle(self) -> Any:
         exchange = self._exchange

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import connection, transaction  # type: ignore[import-untyped]
-
+from ..errors import MissingExtra
 from ._boundary import Exchange
 from ._exchange import Answer, is_endless
 from .atomic import AtomicExchange
 from .django import IdempotencyMiddleware, _Covered
+
+try:
+    from django.db import connection, transaction  # type: ignore[import-untyped]
+except ImportError as error:
+    raise MissingExtra(
+        "effectonce.http.django_atomic needs Django: pip install 'effectonce[django]'."
+    ) from error
 
 __all__ = ["AtomicMiddleware"]
 
@@ -43,4 +49,4 @@ class _AtomicCovered(_Covered):
 
     def _exchange_for(self, key: str, scope: str) -> Exchange:
         on = self._boundary.receiver.on(connection)
-        return AtomicExchange(self._boundary, self._rules, on, key, scope)
+        return AtomicExchange(self._boundary, self._rules, on, key, scope, lines=self._lines)

@@ -58,7 +58,7 @@ class IdempotencyMiddleware:
         if rules is None:
             return self.app(environ, start_response)
         try:
-            key = key_in(rules, _lines(environ, rules.header))
+            key = key_in(rules, lines_of(environ, rules.header))
             if key is not None or rules.key is not None:
                 return _Covered(self, rules, environ, start_response).run(key)
         except Problem as problem:
@@ -115,10 +115,10 @@ class _Covered:
 
     def exchange_of(self, key: str | None, scope: str) -> Exchange:
         """The request on its way through the flow."""
-        boundary = self._middleware.boundary
+        boundary, lines = self._middleware.boundary, lines_of(self._environ, self._rules.header)
         if key is None:
             key = natural_key(self._rules, request_of(self._environ), whole(self.body))
-        return Exchange(boundary, self._rules, boundary.receiver.blocking, key, scope)
+        return Exchange(boundary, self._rules, boundary.receiver.blocking, key, scope, lines)
 
     def _take_in_body(self) -> bytes:
         """Read the body to its end, put it where the app will look for it, and say what was asked."""
@@ -293,7 +293,7 @@ def _variable(header: str) -> str:
     return name if name in _UNPREFIXED else f"HTTP_{name}"
 
 
-def _lines(environ: Environ, header: str) -> list[bytes]:
+def lines_of(environ: Environ, header: str) -> list[bytes]:
     """The lines of a header. Several have become one by now, with commas; so a key of two lines is none."""
     line: str | None = environ.get(_variable(header))
     return [] if line is None else [line.encode("latin-1")]
