@@ -80,7 +80,6 @@ class _Running:
 
     row: Row
     result: Result
-    url: str
     folder: Path
     worker: Worker | None = None
     operations: int = 0
@@ -106,15 +105,12 @@ def run_case(
         scratch = Path(
             stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="effectonce-bench-"))
         )
-        results, running = [], []
+        results: list[Result] = []
+        running: list[_Running] = []
         for number, row in enumerate(case.rows):
             result = Result(row.label, row.contender, row.note, floor=row.floor, limit=row.limit)
             results.append(result)
-            try:
-                room = servers.room(case.server, is_timed=not case.gauge) if case.server else nullcontext("")
-                running.append(_Running(row, result, stack.enter_context(room), scratch / str(number)))
-            except NoServer as error:
-                result.error = str(error)
+            running.append(_Running(row, result, scratch / str(number)))
         repetitions = case.repetitions or effort.repetitions
         workers = stack.enter_context(ExitStack())
         for repetition in range(repetitions):
@@ -122,20 +118,31 @@ def run_case(
             if repetition == 0 or case.is_renewed:
                 workers.close()
                 for one in running:
-                    _open(case, one, repetition, effort, pythons, workers)
+                    _open(case, one, repetition, effort, pythons, servers, workers)
             _repeat(case, effort, running, repetition)
     _pair(case, results)
     return results
 
 
 def _open(
-    case: Case, one: _Running, repetition: int, effort: Effort, pythons: dict[str, Path], stack: ExitStack
+    case: Case,
+    one: _Running,
+    repetition: int,
+    effort: Effort,
+    pythons: dict[str, Path],
+    servers: Servers,
+    stack: ExitStack,
 ) -> None:
     """Start the row's worker and fill its store; at first, find out how many operations make a slice."""
     if one.result.error:
         return
     try:
-        one.worker = _worker(case, one, repetition, effort, pythons, stack)
+        room = servers.room(case.server, is_timed=not case.gauge) if case.server else nullcontext("")
+        url = stack.enter_context(room)
+        one.worker = stack.enter_context(_worker(one.row, pythons))
+        folder = one.folder / str(repetition)
+        folder.mkdir(parents=True)
+        one.result.version = _fill(case, one, effort, url, folder)
         if case.is_fixed:
             most = one.row.operations or case.operations
             one.operations = case.whole_steps(most * effort.operations_share, most)
@@ -143,34 +150,33 @@ def _open(
             one.worker.ask("slice", operations=one.operations)
         else:
             one.operations = _slice_of(case, one, effort)
-    except WorkerError as error:
+    except (NoServer, WorkerError) as error:
         one.result.error = str(error)
 
 
-def _worker(
-    case: Case, one: _Running, repetition: int, effort: Effort, pythons: dict[str, Path], stack: ExitStack
-) -> Worker:
-    row = one.row
+def _worker(row: Row, pythons: dict[str, Path]) -> Worker:
     if row.contender not in pythons:
         raise WorkerError("not installed")
-    folder = one.folder / str(repetition)
-    folder.mkdir(parents=True)
-    worker = stack.enter_context(Worker(row.contender, pythons[row.contender]))
-    opened = worker.ask(
+    return Worker(row.contender, pythons[row.contender])
+
+
+def _fill(case: Case, one: _Running, effort: Effort, url: str, folder: Path) -> str:
+    """Open what the row measures, in a room or a folder that is empty; its version."""
+    assert one.worker is not None
+    opened = one.worker.ask(
         "open",
         store=case.store,
         op=case.op,
         folder=str(folder),
-        variant=row.variant,
+        variant=one.row.variant,
         threads=case.threads,
         slice_seconds=case.budget_seconds * effort.budget_share if case.is_timed else 0.0,
-        prefill=case.prefill if row.prefill is None else row.prefill,
-        url=one.url,
+        prefill=case.prefill if one.row.prefill is None else one.row.prefill,
+        url=url,
         tasks=case.tasks,
         gauge=case.gauge,
     )
-    one.result.version = opened["version"]
-    return worker
+    return str(opened["version"])
 
 
 def _slice_of(case: Case, one: _Running, effort: Effort) -> int:
