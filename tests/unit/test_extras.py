@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -50,3 +52,38 @@ def test_an_extra_brings_what_is_imported(extra: str) -> None:
     packages = set[str]().union(*map(imported, paths)) - set(sys.stdlib_module_names) - {"effectonce", ""}
     brought = {re.match(r"[\w.-]+", line)[0].lower() for line in EXTRAS[extra]}  # type: ignore[index]
     assert {COMES_WITH.get(name, name) for name in packages} == brought
+
+
+def public_modules() -> list[str]:
+    paths = [path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py")]
+    names = {".".join(path.parts).removesuffix(".__init__") for path in paths}
+    return sorted(name for name in names if not re.search(r"\._", name))
+
+
+def test_without_its_extra_a_module_says_which_one_it_needs() -> None:
+    """Every public module can be imported with nothing installed, or its error names an extra that there is."""
+    code = (
+        "import importlib, sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        root = name.partition('.')[0]\n"
+        "        if root not in {'effectonce', *sys.stdlib_module_names}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "from effectonce.errors import MissingExtra\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: importlib.import_module(name)\n"
+        "    except MissingExtra as error: print(name, error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    modules = public_modules()
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", code, *modules], env=environment, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    refused = dict(line.split(" ", 1) for line in run.stdout.splitlines())
+    assert {"effectonce.http.django_atomic", "effectonce.testing.contract"} <= set(refused) < set(modules)
+    for name, why in refused.items():
+        found = re.search(r"effectonce\[(\w+)\]", why)
+        assert found, name
+        assert found[1] in EXTRAS

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import MissingExtra
 from ._boundary import Exchange
 from ._exchange import Answer, is_endless
 from .atomic import AtomicExchange
-from .django import IdempotencyMiddleware, _Covered
+from .django import IdempotencyMiddleware, _Covered  # first: without Django it says what to install
 
-try:
-    from django.db import connection, transaction  # type: ignore[import-untyped]
-except ImportError as error:
-    raise MissingExtra(
-        "effectonce.http.django_atomic needs Django: pip install 'effectonce[django]'."
-    ) from error
+# isort: split
+from django.db import connection, transaction  # type: ignore[import-untyped]
 
 __all__ = ["AtomicMiddleware"]
 
