@@ -118,16 +118,11 @@ class _Piece:
             raise self.interrupted
 
     async def _claim(self, indexes: Sequence[int]) -> dict[int, Attempt | None]:
-        """Attempts to run, by place in the batch; None where a single claim has to wait, to probe or to ask again."""
+        """Attempts to run, by place in the batch; None where a single claim has to wait or to probe."""
         flow, claims = self.flow, [self.slots[index][0].claim for index in indexes]
         sent_at = flow.monotonic()
-        decisions: Sequence[Decision | StoreError | None]
         try:
             decisions = await self._send(claims)
-        except PartlyAnswered as partly:
-            decisions = partly.decisions
-        except StoreUnavailable as error:
-            decisions = [error] * len(indexes)
         except StoreError:  # one key's trouble, perhaps, and no other's: each is asked for alone
             return dict.fromkeys(indexes)
         opened: dict[int, Attempt | None] = {}
@@ -138,7 +133,7 @@ class _Piece:
                 continue  # the way of nearly every message
             if isinstance(decision, StoreError):
                 admitted = flow.fall_back(call, decision, sent_at)
-            elif decision is None or _has_to_wait(call, decision):
+            elif _has_to_wait(call, decision):
                 opened[index] = None
                 continue
             else:
@@ -149,19 +144,30 @@ class _Piece:
                 self.outcomes[index] = admitted
         return opened
 
-    async def _send(self, claims: list[Claim]) -> list[Decision]:
-        store = self.colour.store
+    async def _send(self, claims: list[Claim]) -> Sequence[Decision | StoreError]:
         try:
             try:
-                return await store.claim_many(claims)
-            except PartlyAnswered:
-                raise
-            except StoreUnavailable:  # perhaps only the reply was lost
-                return await store.claim_many(claims)
+                return await self.colour.store.claim_many(claims)
+            except StoreUnavailable as error:  # perhaps only the reply was lost
+                return await self._ask_again(claims, error)
         except self.colour.cancelled:
             for claim in claims:
                 await self.flow.withdraw(self.colour, claim)
             raise
+
+    async def _ask_again(
+        self, claims: list[Claim], error: StoreUnavailable
+    ) -> Sequence[Decision | StoreError]:
+        """Ask a second time for what was not answered. What was granted is ours, whatever becomes of the others."""
+        decisions = _answered(error, len(claims))
+        left = [number for number, decision in enumerate(decisions) if decision is None]
+        answers: Sequence[Decision | StoreError]
+        try:
+            answers = await self.colour.store.claim_many([claims[number] for number in left])
+        except StoreUnavailable as again:
+            answers = [decision or again for decision in _answered(again, len(left))]
+        second = iter(answers)
+        return [next(second) if decision is None else decision for decision in decisions]
 
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
         """Whom to wait for is asked when all that was claimed is recorded.
@@ -303,6 +309,11 @@ class _Piece:
     def _outcome(self, index: int, first: int) -> Outcome[Any]:
         outcome = self.outcomes[first]
         return outcome if index == first else self.flow.join(self.slots[index][0], outcome)
+
+
+def _answered(error: StoreUnavailable, count: int) -> Sequence[Decision | None]:
+    """What many claims were told that met this."""
+    return error.decisions if isinstance(error, PartlyAnswered) else [None] * count
 
 
 def _has_to_wait(call: Call, decision: Decision) -> bool:

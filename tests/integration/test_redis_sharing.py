@@ -37,6 +37,7 @@ from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable
 from effectonce.keys import uuid4
 from effectonce.stores import Store, _redis_threads, _redis_wire
 from effectonce.stores._redis_loop import MOST_AT_ONCE
+from effectonce.stores.base import PartlyAnswered
 from effectonce.stores.redis import OnLoops, RedisStore
 from effectonce.testing.clocks import wait_until
 
@@ -781,7 +782,13 @@ def test_a_cluster_with_a_server_down(start_server: StartServer, colour: str) ->
                     found.append("unavailable")
             return found
 
+        async def together(verbs: Store) -> set[Verdict | None]:
+            with pytest.raises(PartlyAnswered) as partly:
+                await verbs.claim_many([claim_of(f"new {number}") for number in range(30)])
+            return {decision and decision.verdict for decision in partly.value.decisions}
+
         assert set(in_colour(colour, store, each)) == {"busy", "unavailable"}
+        assert in_colour(colour, store, together) == {Verdict.CLAIMED, None}
         nodes[0].restart()
         wait_until(lambda: set(in_colour(colour, store, each)) == {"busy"}, what="All keys")
 

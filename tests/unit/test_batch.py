@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,9 +28,11 @@ from tests.unit.receiving import (
 )
 
 from effectonce import InProgress, KeyReused, Message, Policy, Receiver, StoreUnavailable, current
+from effectonce._records import Claim, Decision
 from effectonce.errors import EffectOnceError, ResultUnavailable, UsageError
 from effectonce.policy import Resolution
-from effectonce.stores.base import Store
+from effectonce.stores.base import PartlyAnswered, Store
+from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock, wait_until
 
 THREE = [Message("a"), Message("b"), Message("c")]
@@ -545,6 +548,36 @@ def test_a_lost_reply_is_asked_for_again(
     outcomes = colour.batch(batching, THREE, ids)
     assert statuses(outcomes) == ["executed"] * 3
     assert [outcome.attempt for outcome in outcomes] == [1, 1, 1]
+    assert ids == {"a": 1, "b": 1, "c": 1}
+
+
+class PartlyStore(MemoryStore):
+    """A store that does not answer for some keys, so many times."""
+
+    silent: frozenset[str] = frozenset()
+    times = 1
+
+    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
+        silent = [claim.key in self.silent and self.times > 0 for claim in claims]
+        decisions = [None if no else await self.claim(c) for c, no in zip(claims, silent, strict=True)]
+        if any(silent):
+            self.times -= 1
+            raise PartlyAnswered(StoreUnavailable("away"), decisions)
+        return [decision for decision in decisions if decision is not None]
+
+
+@pytest.mark.parametrize(("times", "second"), [(1, "executed"), (2, "store_error")])
+def test_what_was_granted_is_run_though_others_were_not_answered(
+    clock: ManualClock, colour: Colour, times: int, second: str
+) -> None:
+    """Nobody else would run it before its lease ends; who was not answered is asked for a second time."""
+    store = PartlyStore(clock=clock)
+    receiver = by_hand(Receiver(store, monotonic=clock, policy=Policy(on_crash="in_doubt")))
+    store.silent, store.times = frozenset([receiver.key_of(THREE[1])]), times
+    ids = Ids()
+    assert statuses(colour.batch(receiver, THREE, ids)) == ["executed", second, "executed"]
+    clock.advance(500)
+    colour.batch(receiver, THREE, ids)
     assert ids == {"a": 1, "b": 1, "c": 1}
 
 

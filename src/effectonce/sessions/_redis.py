@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from .._records import Claim, Completion, Decision, Record, State, make
 from ..errors import StoreUnavailable, UsageError
 from ..stores._redis_commands import Parts, Shape, arguments, command
-from ..stores._redis_routes import Dialogue, Routes
+from ..stores._redis_routes import Dialogue, Routes, all_of
 from ..stores._redis_verbs import Verbs
 from ..stores._steps import DONE, Add, Added, End, Found, Step, SteppingStore, Swap
 from ..stores.base import Features, Store, StoreStats
@@ -129,7 +129,7 @@ class RedisSessions(SteppingStore, SessionStore):
             answer = await self._straight(orders[0])
             if type(answer) is bytes:
                 return [answer]
-        return await self._hold(self._routes.delivering(cast("Any", orders)))
+        return all_of(await self._hold(self._routes.delivering(cast("Any", orders))))
 
     async def _straight(self, order: Order) -> Any:
         """What its server says, by the way that the store's own steps go: together with others of the same moment."""

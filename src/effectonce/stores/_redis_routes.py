@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from itertools import islice, repeat
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreUnavailable
 from ._redis_commands import Answer, Commands, Order, command, key_of
@@ -68,41 +68,54 @@ class Routes:
             yield from self._discovering()
         return self._address_of(key)
 
-    def delivering(self, orders: Sequence[Order]) -> Dialogue[list[Answer]]:
-        """Have steps taken where their keys are, each of them alone."""
+    def delivering(self, orders: Sequence[Order]) -> Dialogue[list[Answer | StoreError]]:
+        """Have steps taken where their keys are, each of them alone: an answer for each, or its own error."""
         if self.only is None and not self._slots:
             yield from self._discovering()
         keys, commands = list(map(key_of, orders)), list(map(self._commands.of, orders))
-        errands = {
-            number: Errand(self._address_of(key), data)
-            for number, (key, data) in enumerate(zip(keys, commands, strict=True))
-        }
-        taken: dict[int, Answer] = {}
+        taken: dict[int, Answer | StoreError] = {}
+        errands: dict[int, Errand] = {}
+        for number, (place, data) in enumerate(zip(map(self.guess, keys), commands, strict=True)):
+            if place is None:
+                taken[number] = _nowhere(keys[number])
+            else:
+                errands[number] = Errand(place, data)
+        if taken:
+            self.forget()
         for _ in range(MOST_TURNS):
+            if not errands:
+                break
             streams = self._streams((yield _requests(errands.values())))
+            replicas = set[Address]()
             for number, errand in list(errands.items()):
                 *_, answer = islice(streams[errand.address], errand.replies)
                 if type(answer) is not ReplyError:
                     taken[number] = answer
-                    del errands[number]
                 elif onward := self._onward(errand.address, commands[number], str(answer).split()):
                     errands[number] = onward
+                    continue
                 else:
                     if str(answer).startswith(NO_PRIMARY):
-                        yield {errand.address: HANG_UP}
-                    raise complaint(errand.address, answer, keys[number])
-            if not errands:
-                return [taken[number] for number in range(len(orders))]
-        raise StoreUnavailable(
-            "Keys move, or scripts vanish, faster than a command can follow. Try again with the same key."
-        )
+                        replicas.add(errand.address)
+                    taken[number] = complaint(errand.address, answer, keys[number])
+                del errands[number]
+            if replicas:
+                yield dict.fromkeys(replicas, HANG_UP)
+        if errands:
+            astray = (
+                "Keys move, or scripts vanish, faster than a command can follow. Try again with the same key."
+            )
+            taken |= dict.fromkeys(errands, StoreUnavailable(astray))
+        return [taken[number] for number in range(len(orders))]
 
     def _streams(self, answers: Answers) -> dict[Address, Iterator[Any]]:
-        for answer in answers.values():
-            if isinstance(answer, StoreError):
-                self.forget()
-                raise answer
-        return {address: iter(cast("list[Any]", answer)) for address, answer in answers.items()}
+        """What each server says, piece by piece; one that can't be reached says so to everyone."""
+        if any(isinstance(answer, StoreError) for answer in answers.values()):
+            self.forget()
+        return {
+            address: repeat(answer) if isinstance(answer, StoreError) else iter(answer)
+            for address, answer in answers.items()
+        }
 
     def _onward(self, address: Address, data: bytes, words: list[str]) -> Errand | None:
         """Where a command goes next whose reply was an error; None if nowhere."""
@@ -123,7 +136,7 @@ class Routes:
         address = self.guess(key)
         if address is None:
             self.forget()
-            raise StoreUnavailable("No server of the cluster is known to have this key. Try again.", key=key)
+            raise _nowhere(key)
         return address
 
     def _discovering(self) -> Dialogue[None]:
@@ -151,6 +164,18 @@ class Routes:
             slots[first : last + 1] = [place] * (last + 1 - first)
         self._slots = slots
         self._seeds = tuple(dict.fromkeys([*self._seeds, *(place for place in slots if place)]))
+
+
+def _nowhere(key: str) -> StoreUnavailable:
+    return StoreUnavailable("No server of the cluster is known to have this key. Try again.", key=key)
+
+
+def all_of(taken: list[Answer | StoreError]) -> list[Any]:
+    """What was delivered, if all of it was; else the first error."""
+    for answer in taken:
+        if isinstance(answer, StoreError):
+            raise answer
+    return taken
 
 
 def slot_of(name: bytes) -> int:

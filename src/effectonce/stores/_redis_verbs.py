@@ -16,10 +16,10 @@ from .._records import Claim, Completion, Decision, Ending, Record, State
 from ..errors import StoreError
 from ._redis_commands import Commands, Order, answers, command, found, order_of, understood
 from ._redis_records import OUTLINE_SIZE, outline, told
-from ._redis_routes import Dialogue, Routes
+from ._redis_routes import Dialogue, Routes, all_of
 from ._redis_wire import Address, Answers, ReplyError, Requests, complaint
 from ._steps import DONE, Conversation, Step, SteppingStore, claiming, ending
-from .base import Features, StoreStats
+from .base import Features, StoreStats, all_decided
 
 T = TypeVar("T")
 
@@ -87,14 +87,22 @@ class Verbs(SteppingStore):
         return other
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Decide many claims in one round trip."""
-        taken = await self._take_all([claim if claim.may_create else claim.key for claim in claims])
+        """Decide many claims in one round trip. A server that is away must not cost those that others have granted."""
+        orders = [claim if claim.may_create else claim.key for claim in claims]
+        taken = await self._take_all(orders, each=True)
         decisions = list(map(_decided, claims, taken))
         undecided = [number for number, decision in enumerate(decisions) if decision is None]
-        talks = [(claiming(claims[n]), found(claims[n].key, taken[n])) for n in undecided]
-        for number, decision in zip(undecided, await self._go_on(talks), strict=True):
-            decisions[number] = decision
-        return cast("list[Decision]", decisions)
+        if not undecided:
+            return cast("list[Decision]", decisions)
+        errors = {n: taken[n] for n in undecided if isinstance(taken[n], StoreError)}
+        going = [number for number in undecided if number not in errors]
+        talks = [(claiming(claims[n]), found(claims[n].key, taken[n])) for n in going]
+        try:
+            for number, decision in zip(going, await self._go_on(talks), strict=True):
+                decisions[number] = decision
+        except StoreError as error:
+            errors |= dict.fromkeys(going, error)
+        return all_decided([decision or errors[n] for n, decision in enumerate(decisions)])
 
     async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
         """End many claims in one round trip."""
@@ -219,11 +227,11 @@ class Verbs(SteppingStore):
             raise complaint(server, reply)
         return reply
 
-    async def _take_all(self, orders: Sequence[Order]) -> list[Any]:
-        """Take steps, all at once where one server has all keys."""
-        only = self.routes.only
+    async def _take_all(self, orders: Sequence[Order], each: bool = False) -> list[Any]:
+        """Take steps, all at once where one server has all keys; ``each`` may have an error for an answer."""
+        only, deliver = self.routes.only, self._deliver_each if each else self._deliver
         if only is None or not orders:
-            return await self._deliver(orders)
+            return await deliver(orders)
         bundles = self.commands.bundled(orders)
         replies = await self._ask(only, *[bundle.command for bundle in bundles])
         if len(bundles) == 1 and type(replies[0]) is int:  # nearly always: one answer for all
@@ -234,7 +242,7 @@ class Verbs(SteppingStore):
                 taken[number] = answer
         if ReplyError in map(type, taken):
             failed = [number for number, answer in enumerate(taken) if type(answer) is ReplyError]
-            again = await self._deliver([orders[number] for number in failed])
+            again = await deliver([orders[number] for number in failed])
             for number, answer in zip(failed, again, strict=True):
                 taken[number] = answer
         return taken
@@ -258,6 +266,10 @@ class Verbs(SteppingStore):
 
     async def _deliver(self, orders: Sequence[Order]) -> list[Any]:
         """Take steps one by one, wherever that leads. What was done before may be done again."""
+        return all_of(await self._deliver_each(orders))
+
+    async def _deliver_each(self, orders: Sequence[Order]) -> list[Any]:
+        """The same; an error is the answer where one was met."""
         return await self._hold(self.routes.delivering(orders)) if orders else []
 
     async def _hold(self, dialogue: Dialogue[T]) -> T:
@@ -270,9 +282,11 @@ class Verbs(SteppingStore):
 
 
 def _decided(claim: Claim, answer: Any) -> Decision | None:
-    """What the first step of a claim has decided; None if there is more to do."""
+    """What the first step of a claim has decided; None if there is more to do, or there was no answer."""
     if type(answer) is int:
         return decide_claim(None, claim, answer / 1_000_000, answer // 1000 - 1)
+    if isinstance(answer, StoreError):
+        return None
     record, now = told(claim.key, answer)
     decision = decide_claim(record, claim, now, 0)
     return decision if decision.record is record else None

@@ -67,6 +67,18 @@ class PartlyAnswered(StoreUnavailable):
         self.decisions = decisions
 
 
+def all_decided(answers: Sequence[Decision | StoreError]) -> list[Decision]:
+    """What many claims were told, if all of them were; else the error that says it."""
+    errors = [answer for answer in answers if isinstance(answer, StoreError)]
+    lasting = [error for error in errors if not isinstance(error, StoreUnavailable)]
+    if lasting or len(errors) == len(answers) > 0:
+        raise (lasting or errors)[0]
+    if errors:
+        decisions = [None if isinstance(answer, StoreError) else answer for answer in answers]
+        raise PartlyAnswered(errors[0], decisions)
+    return cast("list[Decision]", answers)
+
+
 class Store(ABC):
     """Where records live. Subclass it in one file and run ``effectonce.testing.contract`` on it."""
 

@@ -39,7 +39,7 @@ from ._dynamodb_table import MOST_WRITES, Outcome, Table
 from ._dynamodb_writes import EXPIRY, KEY, Change, Item, Put
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap, claiming
 from ._urls import shown
-from .base import Features, PartlyAnswered, Store, StoreStats
+from .base import Features, Store, StoreStats, all_decided
 
 T = TypeVar("T")
 Asked = Step | Glance
@@ -74,14 +74,7 @@ class _Verbs(SteppingStore):
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
         """Decide many claims. One request that is throttled must not cost those the others have been granted."""
-        answers = await self._converse_each(map(claiming, claims), self.send_each)
-        errors = [answer for answer in answers if isinstance(answer, StoreError)]
-        if errors and len(errors) == len(answers):
-            raise errors[0]
-        decisions = [None if isinstance(answer, StoreError) else answer for answer in answers]
-        if errors:
-            raise PartlyAnswered(errors[0], decisions)
-        return cast("list[Decision]", decisions)
+        return all_decided(await self._converse_each(map(claiming, claims), self.send_each))
 
     async def errand(self, job: Callable[[], T]) -> T:
         """Have something done that is no step."""
