@@ -126,6 +126,23 @@ def test_outputs_dead_letters_and_offsets_are_one_transaction(pipe: Pipe, awaits
     assert reasons == [b"attempts_exhausted", b"undecodable"]
 
 
+def test_an_output_for_what_can_not_be_a_topic_is_its_messages_failure(pipe: Pipe) -> None:
+    """The broker would have the whole transaction rolled back, each time, and nothing would go on."""
+    for order in ("o-1", "o-2", "o-3"):
+        pipe.produce(order, partition=0)
+    pipe.flush()
+
+    def handler(message: Message) -> Output:
+        order = message.payload["order"]
+        return Output("no topic" if order == "o-2" else pipe.out.name, order)
+
+    with Receiver("memory://", policy=Policy(max_attempts=2)) as receiver:
+        transform(pipe.transformer(receiver), handler, pipe.is_done, awaits=False)
+    wait_until(lambda: len(pipe.outputs()) >= 2)
+    assert sorted(value for _, value in pipe.outputs()) == ["o-1", "o-3"]
+    assert [letter["dead-reason"] for letter in pipe.letters()] == [b"attempts_exhausted"]
+
+
 def test_what_was_made_before_a_rebalance_is_never_seen(pipe: Pipe) -> None:
     """A consumer whose partitions were given out anew while its handler ran can't commit what that returned."""
     pipe.produce("o-1", partition=0)

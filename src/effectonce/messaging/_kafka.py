@@ -7,6 +7,7 @@ absorbed by their claims.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +26,7 @@ AROUND_HEADER: Final = 10
 ANY_SIZE: Final = 1 << 31
 """More than a record can have."""
 TOO_LARGE: Final = 10
+TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 REFUSALS: Final = frozenset({17, 24, 29, 30, 31, 33, 53, 58, -169})
 """Kafka's codes, and librdkafka's own, for names that can't be, for what a user may not do and for who is not known.
 That there is no such topic is not among them: it may be on its way."""
@@ -69,6 +71,11 @@ class Output(NamedTuple):
         parts = [self.value, self.key, *self.headers, *self.headers.values()]
         sizes = [len(each.encode() if isinstance(each, str) else each) for each in parts if each]
         return AROUND + sum(sizes)
+
+
+def is_topic(name: object) -> bool:
+    """Whether it can be the name of a topic."""
+    return isinstance(name, str) and TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
 def code_of(error: Exception) -> int | None:

@@ -24,7 +24,7 @@ from ._atomic import Work, attempt_of, held, used_up
 from ._confluent import ASK_SECONDS, Confluent
 from ._consumer import done
 from ._delivery import DONE, SHORTEST_DELAY, Ack, DeadLetter, Delivery, Verdict
-from ._kafka import Output, Place, Plan, Record, plan
+from ._kafka import Output, Place, Plan, Record, is_topic, plan
 from ._options import check_handler
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class Outputs:
                 raise UsageError(
                     f"A handler returned {type(each).__name__}. It returns kafka.Output, several, or None."
                 )
+            if not is_topic(each.topic):  # the broker would refuse all that is produced with it, each time
+                raise UsageError(f"An output is for {each.topic!r:.100}, which can't be the name of a topic.")
             if each.size() > self._largest:
                 raise UsageError(f"An output of about {each.size()} bytes is larger than message.max.bytes.")
         return outputs
