@@ -14,11 +14,14 @@ import nats as client
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 from tests.integration.consumers_helpers import SIZES, SlowClock, deliveries, storm
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
+from effectonce.messaging import cursors
 from effectonce.messaging import nats as jetstream
 from effectonce.testing.clocks import wait_until
 
@@ -197,6 +200,41 @@ def test_a_dead_letter_asks_nothing_of_its_stream_and_has_room_for_its_reason(na
     with Receiver("memory://") as receiver:
         asyncio.run(main(receiver))
     assert ran == ["good"]
+
+
+def test_a_cursor_beyond_the_end_of_its_stream_is_refused(nats: Any, stream: str, tmp_path: Path) -> None:
+    """The stream was deleted and made again: what is in the new one would count as done, without a word."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    ran: list[str] = []
+
+    async def handler(message: Message, connection: Any) -> None:
+        ran.append(message.id)
+
+    async def main(receiver: Receiver) -> None:
+        async with engine.begin() as connection:
+            for statement in cursors.schema("sqlite"):
+                await connection.execute(text(statement))
+        async with connected(nats, stream) as context:
+
+            async def is_empty() -> bool:
+                return len(ran) == 3 and await unacknowledged(context, stream) == 0
+
+            def consumer() -> jetstream.Consumer:
+                return consumer_of(context, stream, receiver, transaction=engine.begin, cursor=True)
+
+            for order in ("o-1", "o-2", "o-3"):
+                await publish(context, stream, order)
+            await until(consumer(), handler, is_empty)
+            await context.delete_stream(stream)
+            await context.add_stream(name=stream, subjects=[f"{stream}.new"])
+            await publish(context, stream, "new")
+            with pytest.raises(UsageError, match="deleted and made again"):
+                await consumer().arun_once(handler)
+        await engine.dispose()
+
+    with Receiver(f"sqlite:///{tmp_path}/shop.db?beside=yes", consumer="billing") as receiver:
+        asyncio.run(main(receiver))
+    assert ran == ["o-1", "o-2", "o-3"]
 
 
 def test_two_consumers_of_a_stream_put_aside_the_same_message(nats: Any, stream: str) -> None:

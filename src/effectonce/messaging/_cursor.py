@@ -39,6 +39,11 @@ class Cursor(NamedTuple):
         place = bisect_right(self.above, (number, HIGHEST)) - 1
         return place >= 0 and number < self.above[place][1]
 
+    @property
+    def end(self) -> int:
+        """The number after the last that is done."""
+        return self.above[-1][1] if self.above else self.low
+
     def add(self, number: int) -> Cursor:
         """One is done, and nothing is said of those before it."""
         if self.has(number):
@@ -95,11 +100,11 @@ class Cursor(NamedTuple):
         return cls(low, _pairs(above, "-"), _pairs(tries, "="))
 
 
-def check_end(source: object, low: int, end: int) -> None:
+def check_end(source: object, at: int, end: int) -> None:
     """Raise if a cursor is beyond the end of its source: then it is that of another source of the same name."""
-    if low > end:
+    if at > end:
         raise UsageError(
-            f"The cursor of {source} is at {low}, but the source ends at {end}: was it deleted and made again? Then "
+            f"The cursor of {source} is at {at}, but the source ends at {end}: was it deleted and made again? Then "
             "what is in it would count as done. If it is new, delete the row of this source from effectonce_cursors."
         )
 

@@ -148,11 +148,12 @@ class _Stream:
         if self.cursors is None:
             return
         try:
-            low = (await self.cursors.take([self._name]))[self._name]
+            await self.cursors.take([self._name])
         except StoreUnavailable as error:
             raise ConnectionError(str(error)) from error
         end = (await self._context.stream_info(self._name)).state.last_seq + 1
-        check_end(self._name, low, end)
+        # Not where it is low: numbers begin at 1, and who waits for 0 does so for long.
+        check_end(self._name, self.cursors.taken()[self._name].cursor.end, end)
 
     async def floor(self, source: str) -> int:
         """Acknowledgements follow commits: what the server has them for, without a gap, is not delivered again."""
