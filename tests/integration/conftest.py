@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.servers.fixtures import HasURL
+
+if TYPE_CHECKING:
+    from tests.integration.test_consumers_kafka import Topic
 
 
 @pytest.fixture(params=["dynamodb", "dynamodb_local"])
@@ -17,3 +23,13 @@ def endpoint(request: pytest.FixtureRequest) -> str:
 def quick(dynamodb: HasURL) -> str:
     """The engine that is quicker, for what does not depend on it."""
     return dynamodb.url.partition("endpoint=")[2]
+
+
+@pytest.fixture
+def topic(kafka: HasURL, request: pytest.FixtureRequest) -> Iterator[Topic]:
+    """A topic of the test's own."""
+    from tests.integration.test_consumers_kafka import Topic
+
+    topic = Topic(kafka, "".join(each if each.isalnum() else "-" for each in request.node.name))
+    yield topic
+    topic.close()

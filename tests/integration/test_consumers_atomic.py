@@ -55,13 +55,6 @@ def make_sink(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
         sink.remove()
 
 
-@pytest.fixture
-def topic(kafka: Any, request: pytest.FixtureRequest) -> Iterator[Topic]:
-    topic = Topic(kafka, "".join(each if each.isalnum() else "-" for each in request.node.name))
-    yield topic
-    topic.close()
-
-
 def check(sink: Sink, orders: set[str]) -> list[str]:
     """Each effect once, and each event; the effects in order."""
     written = sink.written()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class Topic:
         self._producer = Producer(
             {
                 "bootstrap.servers": self.servers,
+                "enable.idempotence": True,  # else what is sent again comes out of order
                 "linger.ms": 0,
                 "log_level": 0,
                 "message.max.bytes": LARGEST,
@@ -143,13 +144,6 @@ class Topic:
     def close(self) -> None:
         self._looker.close()
         self._producer.close()
-
-
-@pytest.fixture
-def topic(kafka: Any, request: pytest.FixtureRequest) -> Iterator[Topic]:
-    topic = Topic(kafka, "".join(each if each.isalnum() else "-" for each in request.node.name))
-    yield topic
-    topic.close()
 
 
 def consume(

@@ -132,17 +132,12 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     ledger.remove()
 
 
-@pytest.fixture
-def topic(kafka: Any, request: pytest.FixtureRequest) -> Iterator[Topic]:
-    topic = Topic(kafka, "".join(each if each.isalnum() else "-" for each in request.node.name))
-    yield topic
-    topic.close()
-
-
 def fill(topic: Topic, numbers: range) -> None:
     """Produce records, in order and many at a time."""
-    settings = {"bootstrap.servers": topic.servers, "linger.ms": 20, "log_level": 0}
-    producer = Producer(settings)
+    servers = topic.servers
+    producer = Producer(  # idempotent, or what is sent again would come out of order
+        {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20, "log_level": 0}
+    )
     for number in numbers:
         while True:
             try:
