@@ -12,7 +12,7 @@ import pytest
 from tests.unit.receiving import StagedStore, Told
 
 from effectonce import Message, Policy, Receiver, State, StoreUnavailable, current
-from effectonce.errors import ColourMismatch, UsageError
+from effectonce.errors import ColourMismatch, StoreClosed, UsageError
 from effectonce.messaging._consumer import Consumer
 from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 from effectonce.stores.memory import MemoryStore
@@ -482,3 +482,14 @@ def test_a_consumer_rests_while_the_store_is_away(monkeypatch: pytest.MonkeyPatc
         consumer.run_once(lambda _: None)
     assert rests == [5.0]
     assert broker.verdicts()["one"] == Nack(60.0, "store_error", excused=True)
+
+
+@COLOURS
+def test_a_consumer_whose_receiver_was_closed_ends(awaits: bool) -> None:
+    """Its messages are given back, and it says why, instead of fetching them for ever."""
+    broker, receiver = ListBroker([of("one")], awaits=awaits), Receiver("memory://")
+    receiver.close()
+    with pytest.raises(StoreClosed, match="closed"):
+        consume(broker, receiver, lambda _: None)
+    assert isinstance(broker.verdicts()["one"], Nack)
+    assert broker.calls == ["open", "close"]

@@ -26,7 +26,7 @@ from .._handlers import check_awaited, is_plain
 from .._messages import Message, Outcome
 from .._receiver import Receiver
 from ..codec import read_json
-from ..errors import ColourMismatch, UsageError
+from ..errors import ColourMismatch, StoreClosed, UsageError
 from ..policy import Busy, Policy
 from ._atomic import Atomic, Begin, Work
 from ._cursor_mode import Cursors
@@ -297,7 +297,7 @@ class Consumer:
         if DeadLetter in kinds:
             await self._handling.pass_over([each for each, verdict in settled if type(verdict) is DeadLetter])
         if Nack in kinds:
-            await self._rest_if_unanswered(colour, verdicts)
+            await self._rest_if_unanswered(colour, outcomes, verdicts)
         return len(deliveries)
 
     async def _handled(
@@ -339,8 +339,13 @@ class Consumer:
         if away is not None:
             log.warning("the store did not answer, messages come again: %s", explained(away))
 
-    async def _rest_if_unanswered(self, colour: Colour, verdicts: Sequence[Verdict]) -> None:
-        """While the store is away, whoever goes on fetching only moves messages back and forth."""
+    async def _rest_if_unanswered(
+        self, colour: Colour, outcomes: Sequence[Outcome[Any] | DeadLetter], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Whoever goes on fetching while the store is away only moves messages back and forth. A closed one is the end."""
+        for outcome in outcomes:
+            if isinstance(outcome, Outcome) and isinstance(outcome.error, StoreClosed):
+                raise outcome.error
         delays = [each.delay for each in verdicts if isinstance(each, Nack) and each.reason == "store_error"]
         if delays:
             await self._rest(colour, min(*delays, STORE_PAUSE))
