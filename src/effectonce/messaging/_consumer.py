@@ -342,7 +342,7 @@ class Consumer:
     async def _rest_if_unanswered(
         self, colour: Colour, outcomes: Sequence[Outcome[Any] | DeadLetter], verdicts: Sequence[Verdict]
     ) -> None:
-        """Whoever goes on fetching while the store is away only moves messages back and forth. A closed one is the end."""
+        """While the store is away, fetching on only moves messages back and forth. One that was closed is the end."""
         for outcome in outcomes:
             if isinstance(outcome, Outcome) and isinstance(outcome.error, StoreClosed):
                 raise outcome.error
