@@ -393,7 +393,7 @@ class Receiver:
         policy: Policy | None,
     ) -> Call:
         """The call that a message makes."""
-        if type(message) is not Message and not isinstance(message, Message):
+        if not isinstance(message, Message):
             raise _no_message(message)
         source = message[3]
         if source or operation or version or scope is not None:
@@ -425,7 +425,7 @@ class Receiver:
         policy, hint, asked = self._policy(policy), hint_of(handler), self._asked
         prefix, source = "", object()
         for message in messages:
-            if type(message) is not Message and not isinstance(message, Message):
+            if not isinstance(message, Message):
                 raise _no_message(message)  # a mistake in the program, not in a message
             try:
                 if message[3] is not source:  # mostly all come from one

@@ -25,7 +25,7 @@ from aio_pika.exceptions import (
 from aiormq.exceptions import ChannelAccessRefused, InvalidFrameError
 
 from ..errors import UsageError
-from ._amqp import Held, Unsettled, delivery_of, letters_of
+from ._amqp import Held, Unsettled, delivery_of, kept, letters_of
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
 log = logging.getLogger("effectonce.messaging")
@@ -186,15 +186,7 @@ class AioPika:
             copy = Message(
                 body,
                 headers=headers,
-                message_id=message.message_id,
-                timestamp=message.timestamp,
-                content_type=message.content_type,
-                content_encoding=message.content_encoding,
-                correlation_id=message.correlation_id,
-                reply_to=message.reply_to,
-                type=message.type,
-                app_id=message.app_id,
-                priority=message.priority,
+                **kept(message),
                 delivery_mode=DeliveryMode.PERSISTENT,
             )
             await self._channel.default_exchange.publish(copy, self._dead)  # confirmed by the broker

@@ -23,6 +23,10 @@ PREFETCH_BATCHES: Final = 2
 ROOM_FOR_HEADERS: Final = (1 << 17) - (1 << 12)
 """All properties of a message are in one frame, of 128 KiB by default. At one that is larger the broker hangs up."""
 ANY_SIZE: Final = 1 << 31
+KEPT: Final = (
+    "message_id", "timestamp", "content_type", "content_encoding", "correlation_id", "reply_to", "type", "app_id",
+    "priority",
+)  # fmt: skip
 ROUTES: Final = {"CC": "dead-cc", "BCC": "dead-bcc"}
 """Headers by which the broker sends copies to other queues, to the one that a dead letter comes from for example."""
 
@@ -49,6 +53,11 @@ def delivery_of(
     counted = found.get("x-delivery-count")
     times = counted + 1 if isinstance(counted, int) else 1 + redelivered
     return make(Delivery, (handle, queue, ids, body, len(body), timestamp, times, None, None))
+
+
+def kept(about: Any) -> dict[str, Any]:
+    """What a dead letter has of its message's properties; both clients call them by the same names."""
+    return {name: getattr(about, name) for name in KEPT}
 
 
 def letters_of(

@@ -297,7 +297,7 @@ class Consumer:
         if DeadLetter in kinds:
             await self._handling.pass_over([each for each, verdict in settled if type(verdict) is DeadLetter])
         if Nack in kinds:
-            await self._rest_if_unanswered(colour, outcomes, verdicts)
+            await self._rest_or_end(colour, outcomes, verdicts)
         return len(deliveries)
 
     async def _handled(
@@ -339,7 +339,7 @@ class Consumer:
         if away is not None:
             log.warning("the store did not answer, messages come again: %s", explained(away))
 
-    async def _rest_if_unanswered(
+    async def _rest_or_end(
         self, colour: Colour, outcomes: Sequence[Outcome[Any] | DeadLetter], verdicts: Sequence[Verdict]
     ) -> None:
         """While the store is away, fetching on only moves messages back and forth. One that was closed is the end."""

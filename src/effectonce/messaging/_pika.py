@@ -21,7 +21,7 @@ from pika.exceptions import (  # type: ignore[import-untyped]
 
 from .._records import make
 from ..errors import UsageError
-from ._amqp import Held, Unsettled, delivery_of, letters_of
+from ._amqp import Held, Unsettled, delivery_of, kept, letters_of
 from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
 
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, NOT_ALLOWED = 403, 404, 406, 530
@@ -173,15 +173,7 @@ class Pika:
         for headers, body in letters_of(about.headers, labels(letter, delivery), message.body):
             properties = pika.BasicProperties(
                 headers=headers,
-                message_id=about.message_id,
-                timestamp=about.timestamp,
-                content_type=about.content_type,
-                content_encoding=about.content_encoding,
-                correlation_id=about.correlation_id,
-                reply_to=about.reply_to,
-                type=about.type,
-                app_id=about.app_id,
-                priority=about.priority,
+                **kept(about),
                 delivery_mode=PERSISTENT,
             )
             # Confirmed by the broker; one that it can't put anywhere is an error.
