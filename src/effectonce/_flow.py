@@ -213,7 +213,7 @@ class Flow:
         keeper = self.keeper
         keeper.live[claim.owner] = attempt
         if started + claim.lease / RENEW_SHARE < keeper.wake_at:
-            keeper.rouse(attempt)
+            keeper.rouse(attempt.renew_at)
         if verdict is TAKEN_OVER:
             self.events.note("taken_over", started)
         if self.events.hooks:
@@ -351,10 +351,14 @@ class Flow:
 
     async def _claim_again(self, colour: Colour, claim: Claim, error: BaseException) -> Decision | StoreError:
         """Perhaps only the reply was lost: the same owner may ask again, and gets the same answer."""
+        sent = isinstance(error, StoreUnavailable) and error.sent
         try:
             if not isinstance(error, StoreUnavailable):
                 raise error
             return await colour.store.claim(claim)
+        except StoreUnavailable as again:
+            again.sent = again.sent or sent
+            return again
         except StoreError as again:
             return again
         except colour.cancelled as cancelled:
@@ -373,7 +377,8 @@ class Flow:
                 cancelled,
             )
             error = released if isinstance(released, Exception) else None
-        if error is not None:  # then its lease ends it
+        if error is not None:
+            self.keeper.withdraw(claim)
             self.tell("store_error", claim.key, detail=str(error))
 
     async def _end(
@@ -454,6 +459,8 @@ class Flow:
     def fall_back(self, call: Call, error: StoreError, started: float) -> Attempt | Outcome[Any]:
         """What a call gets whose claim the store did not answer: a refusal, unless its policy says otherwise."""
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreClosed)
+        if isinstance(error, StoreUnavailable) and error.sent:
+            self.keeper.withdraw(call.claim)
         if call.policy.fallback == "closed" or not is_away:
             return self.store_error(call, error)
         known = self.cache.get(call.key)

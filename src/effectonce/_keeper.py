@@ -2,7 +2,8 @@
 
 It runs beside handlers and event loops, so a blocked one can't stop it. A *denied* renewal means the attempt is
 lost at once. A renewal that *errs* is tried again until the lease is about to end on the local monotonic clock.
-It also carries home the endings that could not be written when their handlers finished.
+It also carries home the endings that could not be written when their handlers finished, and gives back what the store
+may have granted to callers who never heard of it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ ENDED: dict[State, EventKind] = {
 """The event that tells of an ending, by the state it leaves."""
 RETRY_SHARE = 12.0
 """After an error a renewal is tried again at a twelfth of the lease."""
+UNHEARD_SECONDS = 1.0
+"""How long the store is left alone, at most, before it is asked about claims whose answers were lost."""
+MOST_UNHEARD = 1024
+"""So many of these are remembered, and the others are left to their leases."""
+AT_ONCE = 64
+"""So many of them are given back before the leases of attempts are looked after again."""
 LINGER_SECONDS = 5.0
 """How long the thread stays after its last attempt has ended."""
 
@@ -43,6 +50,7 @@ class Keeper:
         self, store: Store, monotonic: Callable[[], float], tell: Callable[[EventKind, Attempt, str], None]
     ) -> None:
         self.live: dict[bytes, Attempt] = {}  # by owner
+        self._unheard: dict[bytes, _Unheard] = {}  # by owner too
         self._store = store
         self._monotonic = monotonic
         self._tell = tell
@@ -62,6 +70,14 @@ class Keeper:
         if attempt is not None and attempt.unrecorded is None:
             self.forget(attempt)
             attempt.end(None)
+
+    def withdraw(self, claim: Claim) -> None:
+        """Nobody begins with this claim, which the store may have granted all the same: then it is to be given back."""
+        if len(self._unheard) < MOST_UNHEARD:
+            now = self._monotonic()
+            self._unheard[claim.owner] = unheard = _Unheard(claim, now)
+            if unheard.ask_at < self.wake_at:
+                self.rouse(unheard.ask_at)
 
     def running(self, key: str) -> Attempt | None:
         """The attempt of this process that is running for a key."""
@@ -85,7 +101,11 @@ class Keeper:
         due = [a for a in due if not a.ended]
         if due:
             await self._renew(store, due, now)
-        return min((attempt.renew_at for attempt in list(self.live.values())), default=inf)
+        unheard = [each for each in list(self._unheard.values()) if now >= each.ask_at]
+        await self._give_back(store, unheard[:AT_ONCE], now)
+        moments = [attempt.renew_at for attempt in list(self.live.values())]
+        moments += [each.ask_at for each in list(self._unheard.values())]
+        return min(moments, default=inf)
 
     def close(self) -> None:
         """End the thread."""
@@ -99,7 +119,7 @@ class Keeper:
     def after_fork(self, *, in_child: bool) -> None:
         """The parent's attempts and thread are not the child's."""
         if in_child:
-            self.live, self.wake_at, self._thread = {}, inf, None
+            self.live, self._unheard, self.wake_at, self._thread = {}, {}, inf, None
             self._wake, self._lock = threading.Event(), threading.Lock()
 
     async def _renew(self, store: Store, due: list[Attempt], now: float) -> None:
@@ -138,6 +158,21 @@ class Keeper:
             self.forget(attempt)
             self._tell(ENDED[attempt.unrecorded.state], attempt, "recorded late")
 
+    async def _give_back(self, store: Store, due: list[_Unheard], now: float) -> None:
+        """Give back what was granted. A store that is away is asked once for all of them, until their leases end."""
+        is_away = False
+        for unheard in due:
+            claim = unheard.claim
+            try:
+                if not is_away:
+                    record = await store.get(claim.key)
+                    if record is not None and record.state is State.PENDING and record.owner == claim.owner:
+                        await store.release(claim.key, claim.owner, record.fence, claim.keep, began=False)
+            except Exception as error:  # whatever a driver throws, the thread has to live on
+                is_away = isinstance(error, StoreUnavailable)
+            if not (is_away and unheard.is_asked_again(now)):
+                self._unheard.pop(claim.owner, None)
+
     def _postpone(self, attempt: Attempt, now: float, why: str) -> None:
         claim = attempt.claim
         pause = claim.lease / RETRY_SHARE
@@ -158,10 +193,10 @@ class Keeper:
         self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
         attempt.lose()
 
-    def rouse(self, attempt: Attempt) -> None:
-        """See to it that the thread looks in time for an attempt that it did not expect."""
+    def rouse(self, at: float) -> None:
+        """See to it that the thread looks in time for what it did not expect."""
         with self._lock:
-            self.wake_at = min(self.wake_at, attempt.renew_at)
+            self.wake_at = min(self.wake_at, at)
             self._wake.set()
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="effectonce-keeper", daemon=True)
@@ -187,7 +222,22 @@ class Keeper:
 
     def _may_leave(self, woken: bool) -> bool:
         with self._lock:
-            if woken or self.wake_at < inf or self.live:
+            if woken or self.wake_at < inf or self.live or self._unheard:
                 return False
             self._thread = None
             return True
+
+
+class _Unheard:
+    """A claim whose answer nobody has heard, and when to ask for it."""
+
+    def __init__(self, claim: Claim, now: float) -> None:
+        self.claim = claim
+        self._pause = min(UNHEARD_SECONDS, claim.lease / RETRY_SHARE)
+        self._until = now + claim.lease
+        self.ask_at = now + self._pause
+
+    def is_asked_again(self, now: float) -> bool:
+        """Whether there is time for another look before its lease is over anyway; then it will be."""
+        self.ask_at = now + self._pause
+        return self.ask_at < self._until

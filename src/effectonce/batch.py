@@ -165,6 +165,7 @@ class _Piece:
         try:
             answers = await self.colour.store.claim_many([claims[number] for number in left])
         except StoreUnavailable as again:
+            again.sent = again.sent or error.sent
             answers = [decision or again for decision in _answered(again, len(left))]
         second = iter(answers)
         return [next(second) if decision is None else decision for decision in decisions]

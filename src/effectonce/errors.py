@@ -206,6 +206,9 @@ class StoreError(EffectOnceError):
 class StoreUnavailable(StoreError):
     """The store can't be reached or can't write now. Ask again after ``retry_after`` seconds."""
 
+    sent = True
+    """Whether the store may have got the command, and only its answer is missing."""
+
     def __init__(self, message: str = "", *, key: str | None = None, retry_after: float = 1.0) -> None:
         super().__init__(message, key=key)
         self.retry_after = retry_after
@@ -213,6 +216,8 @@ class StoreUnavailable(StoreError):
 
 class StoreClosed(StoreUnavailable):
     """The receiver was closed, and its store with it. Asking it again does not help; another process may answer."""
+
+    sent = False
 
 
 class StoreMismatch(StoreError):

@@ -23,7 +23,11 @@ from effectonce.testing.clocks import wait_until
 
 ROOT = Path(__file__).parents[2]
 LEASE = "1s"
-SIZES = pytest.mark.parametrize("messages", [200, pytest.param(10_000, marks=pytest.mark.soak)])
+STORM = pytest.mark.timeout(300)
+"""A storm ends itself, stage by stage, and says what it was waiting for; on a busy machine all stages take long."""
+SIZES = pytest.mark.parametrize(
+    "messages", [pytest.param(200, marks=STORM), pytest.param(10_000, marks=pytest.mark.soak)]
+)
 BATCH, SIDE_BY_SIDE = 20, 4
 
 

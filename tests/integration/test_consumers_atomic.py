@@ -19,14 +19,16 @@ from tests.integration import test_consumers_nats as jetstream
 from tests.integration import test_consumers_redis as streams
 from tests.integration import test_consumers_sqs as sqs_queues
 from tests.integration.consumers_atomic import Sink, atomic, batter
-from tests.integration.consumers_helpers import Books, deliveries, working
+from tests.integration.consumers_helpers import STORM, Books, deliveries, working
 from tests.integration.test_consumers_kafka import PARTITIONS, Topic, consume
 from tests.integration.test_consumers_rabbitmq import Queue
 
 from effectonce import Message
 from effectonce.errors import UsageError
 
-SIZES = pytest.mark.parametrize("messages", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+SIZES = pytest.mark.parametrize(
+    "messages", [pytest.param(100, marks=STORM), pytest.param(10_000, marks=pytest.mark.soak)]
+)
 DAILY = [("confluent", "cursor"), ("confluent_aio", "records"), ("aiokafka", "cursor")]
 SERVERS = {"postgresql": "postgres", "mysql": "mariadb"}
 

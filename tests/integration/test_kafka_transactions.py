@@ -15,7 +15,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer, TopicPartition
 from tests.integration.consumers_atomic import batter
-from tests.integration.consumers_helpers import stop_when, working
+from tests.integration.consumers_helpers import STORM, stop_when, working
 from tests.integration.test_consumers_kafka import GROUP, PARTITIONS, Topic
 
 from effectonce import Message, Policy, Receiver, current
@@ -25,7 +25,7 @@ from effectonce.messaging.kafka import Output, Transformer
 from effectonce.testing.clocks import wait_until
 
 SIZES = [
-    ("transformer", 100),
+    pytest.param("transformer", 100, marks=STORM),
     pytest.param("transformer", 10_000, marks=pytest.mark.soak),
     pytest.param("transformer_aio", 10_000, marks=pytest.mark.soak),
 ]

@@ -166,7 +166,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.store = MemoryStore(clock=self.clock)
         self.receiver = Receiver(self.store, policy=RETRY, monotonic=self.clock, hooks=self.hooks)
         # The clock is moved by hand, so a thread that waits for it has nothing to do here.
-        self.receiver.flow.keeper.rouse = lambda attempt: None  # type: ignore[method-assign]
+        self.receiver.flow.keeper.rouse = lambda at: None  # type: ignore[method-assign]
         self.model = Model(self.clock)
         self.runs: list[str] = []
         self.fences: dict[str, int] = {}

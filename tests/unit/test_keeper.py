@@ -30,6 +30,7 @@ from effectonce._keeper import Keeper
 from effectonce._records import Claim, Completion, State
 from effectonce.keys import Key, new_owner
 from effectonce.sessions import Request, Sessions
+from effectonce.stores import Breaker
 from effectonce.testing.clocks import ManualClock, wait_until
 
 LEASE, KEEP = 30.0, 3600.0
@@ -328,6 +329,105 @@ def test_a_finished_attempt_is_not_lost(clock: ManualClock, store: StagedStore, 
     assert told.kinds() == ["claimed", "completed"]
 
 
+# Claims whose answers were lost
+
+
+def lost_twice(store: StagedStore) -> None:
+    """Have the store grant claims, and nobody hear of it."""
+    lost = StoreUnavailable("no answer")
+
+    def losing() -> None:
+        raise lost
+
+    store.after.update(claim=losing, claim_many=losing)
+
+
+AT_MOST_ONCE = Policy(on_crash="in_doubt", busy="reject")
+
+
+def test_an_unheard_claim_is_given_back(clock: ManualClock, store: StagedStore, colour: Colour) -> None:
+    """When the store answers again a retry runs at once, also at most once: nothing had begun."""
+    receiver = by_hand(Receiver(store, policy=AT_MOST_ONCE, monotonic=clock))
+    lost_twice(store)
+    with pytest.raises(StoreUnavailable):
+        colour.process(receiver, EVENT, must_not_run)
+    store.recover()
+    with pytest.raises(InProgress):
+        colour.process(receiver, EVENT, must_not_run)
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    outcome = colour.process(receiver, EVENT, Counted())
+    assert (outcome.status, outcome.attempt) == ("executed", 1)
+
+
+def test_unheard_claims_of_a_batch_are_given_back(
+    clock: ManualClock, store: StagedStore, colour: Colour
+) -> None:
+    """All of them, and nobody else's: a key that another holds stays held."""
+    receiver = by_hand(Receiver(store, policy=AT_MOST_ONCE, monotonic=clock))
+    other = Claim(receiver.key_of(Message("held")), new_owner(), b"", LEASE, KEEP)
+    run(store.claim(other))
+    messages = [Message("a"), Message("held"), Message("b")]
+    lost_twice(store)
+    outcomes = colour.batch(receiver, messages, must_not_run)
+    assert [outcome.status for outcome in outcomes] == ["store_error"] * 3
+    store.recover()
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    outcomes = colour.batch(receiver, messages, Counted())
+    assert [outcome.status for outcome in outcomes] == ["executed", "in_progress", "executed"]
+
+
+def test_an_unheard_claim_is_asked_for_until_its_lease_ends(kept: Kept) -> None:
+    """While the store is away it is asked now and then, once for all of them; after the lease there is no use in it."""
+    for key in ("k", "l"):
+        kept.keeper.withdraw(Claim(key, new_owner(), b"", LEASE, KEEP))
+    kept.store.fail("get", error=StoreUnavailable("gone"))
+    rests = [kept.look(after=1) for _ in range(10)]
+    assert all(0 <= rest <= 1 for rest in rests)
+    assert kept.store.calls == ["get"] * 10
+    while kept.look(after=1) <= 1:
+        assert len(kept.store.calls) <= 2 * LEASE
+    assert kept.look(after=1) > LEASE
+
+
+def test_an_attempt_that_began_is_never_given_back(kept: Kept) -> None:
+    """A claim that was not granted has a key whose holder is another: it stays held, also when its lease is over."""
+    attempt = kept.begin()
+    kept.keeper.live.clear()
+    kept.keeper.withdraw(Claim(attempt.key, new_owner(), b"", LEASE, KEEP))
+    kept.clock.advance(LEASE)
+    kept.look()
+    record = run(kept.store.get(attempt.key))
+    assert record is not None
+    assert (record.state, record.owner, record.fence) == (State.PENDING, attempt.claim.owner, attempt.fence)
+
+
+def test_what_the_circuit_refuses_needs_no_giving_back(
+    clock: ManualClock, store: StagedStore, colour: Colour
+) -> None:
+    """No more is remembered of an outage than the few claims that were sent."""
+    store.features = store.features._replace(durable=True)
+    receiver = by_hand(Receiver(store, breaker=Breaker(errors=2), monotonic=clock))
+    store.fail("claim", error=StoreUnavailable("gone"))
+    for number in range(50):
+        with pytest.raises(StoreUnavailable):
+            colour.process(receiver, Message(f"e-{number}"), must_not_run)
+    sent = store.calls.count("claim")
+    assert len(receiver._keeper._unheard) <= sent < 10
+
+
+def test_the_thread_gives_unheard_claims_back() -> None:
+    """By itself, soon after: a duplicate that waits for the key need not wait for a lease."""
+    store = StagedStore()
+    with Receiver(store) as receiver:
+        lost_twice(store)
+        with pytest.raises(StoreUnavailable):
+            receiver.process(EVENT, must_not_run)
+        store.recover()
+        assert receiver.process(EVENT, Counted(), policy=Policy(wait=20)).status == "executed"
+
+
 # The thread
 
 
@@ -551,6 +651,7 @@ warnings.simplefilter("ignore")  # newer Pythons warn of forking beside threads,
 from effectonce import Message, Policy, Receiver
 from effectonce.stores.sqlite import SQLiteStore
 from effectonce.sessions import Request, Sessions
+from effectonce.stores import Breaker
 from effectonce.testing.clocks import wait_until
 
 class Counting(SQLiteStore):

@@ -107,11 +107,13 @@ class Circuit:
                 self._looking = True
                 return
             left = self._look_at - now
-        raise StoreUnavailable(
+        refusal = StoreUnavailable(
             f"The store has been away ({self._why}), so it is not asked for another {left:.1f} s; nothing was run. "
             "Try again then.",
             retry_after=left,
         )
+        refusal.sent = False
+        raise refusal
 
     def shut(self, why: str) -> None:
         """Let no claim through any more: whoever had the store open is done with it."""

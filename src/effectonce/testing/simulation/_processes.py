@@ -31,7 +31,7 @@ BEGIN_SECONDS = 1_000_000_000.0
 class _HandKeeper(Keeper):
     """The real keeper without its thread: the explorer says when it ticks."""
 
-    def rouse(self, attempt: Attempt) -> None:
+    def rouse(self, at: float) -> None:
         """Nobody to rouse."""
 
 
