@@ -54,11 +54,11 @@ CASES = (
     ),
     _case(
         name="redis-new-16",
-        title="Redis, 16 threads, new, 50 each",
+        title="Redis, 16 threads, new, 200 each",
         op="new",
         rows=(RAW, *ours(floor=3.0), POWERTOOLS, EXACTLY_ONCE, USUAL),
         threads=16,
-        operations=800,
+        operations=3_200,
         slices=2,
     ),
     _case(
