@@ -68,3 +68,10 @@ def test_migrate_makes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert files_in(tmp_path) == []
     assert [main(["migrate", url]) for _ in range(2)] == [0, 0]
     assert "is ready" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("url", ["memory://", "redis://127.0.0.1:1/0"])
+def test_migrate_has_nothing_to_do_for_some_stores(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is no reason for a deployment to stop."""
+    assert main(["migrate", url]) == 0
+    assert "nothing to migrate" in capsys.readouterr().out

@@ -57,9 +57,12 @@ def _migrate(arguments: argparse.Namespace) -> int:
         return _make_tables(arguments, cursors.schema)
     verb = "ddl" if arguments.print else "migrate"
     if not hasattr(kind_of(arguments.url), verb):  # before a file is made of its name
-        raise UsageError(
-            f"{shown(arguments.url)!r} has nothing to migrate: this store makes what it needs by itself."
-        )
+        what = "print" if arguments.print else "migrate"
+        unneeded = f"{shown(arguments.url)} has nothing to {what}: this store makes what it needs by itself."
+        if arguments.print:
+            raise UsageError(unneeded)
+        print(unneeded)
+        return 0
     with open_store(arguments.url) as store:
         made = getattr(store, verb)()
         if arguments.print:
