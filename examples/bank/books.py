@@ -159,9 +159,8 @@ def main() -> None:
     """The tables of the bank, and that of its receiver: nothing is created inside a transaction of the app's."""
     asyncio.run(set_up())
     with Receiver(RECEIVER) as receiver:
-        receiver.get(
-            "nothing"
-        )  # its first command makes its table; `effectonce migrate` is for roles that may
+        # A receiver's first command makes its table. Where the role may not, `effectonce migrate` does it.
+        receiver.get("nothing")
 
 
 if __name__ == "__main__":

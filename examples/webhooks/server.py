@@ -46,9 +46,8 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
     try:
         outcome = HOOKS[environ["PATH_INFO"]].process(headers_of(environ), body, book)
-    except (
-        WebhookRefused
-    ) as refused:  # a wrong signature, or no event: nothing ran, and the text is fit to be sent
+    except WebhookRefused as refused:
+        # A wrong signature, or no event: nothing ran, and the text is fit to be sent.
         return answer(start_response, f"{refused.status} Refused", {"error": str(refused)})
     except KeyReused:  # the same id with another content: coming again would not help
         return answer(

@@ -137,9 +137,8 @@ class Flow:
             if ending is FENCED:
                 return await self.overtaken(colour, call, attempt)
             return self.recorded(call, attempt, completion, value)
-        except (
-            BaseException
-        ):  # Ctrl-C, anywhere: nobody brings this to its end, so its lease must not be kept
+        except BaseException:
+            # Ctrl-C, anywhere: nobody brings this to its end, so its lease must not be kept.
             self.keeper.abandon(claim)
             raise
 
@@ -277,9 +276,7 @@ class Flow:
             if ending.state is State.ABSENT:  # nothing to remember: the handler's own error says it best
                 return answers.failed(attempt, "failed", error)
             return self.store_error(call, unanswered)
-        if (
-            answer is FENCED and ending.state is not State.ABSENT
-        ):  # a remembered error is an answer like any other
+        if answer is FENCED and ending.state is not State.ABSENT:  # a remembered error is an answer, too
             return await self.overtaken(colour, call, attempt)
         return self.unfinished(attempt, ending, answer, error)
 

@@ -138,9 +138,8 @@ class Keeper:
         for attempt, still in zip(due, held, strict=True):
             if still:
                 attempt.hold(now)
-            elif (
-                attempt.ending
-            ):  # perhaps denied because its own ending was first; that one's answer will tell
+            elif attempt.ending:
+                # Perhaps denied because its own ending was first; that one's answer will tell.
                 self.forget(attempt)
             else:
                 self.lose(attempt, "another attempt took over")

@@ -152,12 +152,7 @@ class Policy:
             )
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        terms = (
-            self.lease,
-            self.keep,
-            self.on_crash == "in_doubt",
-            max_attempts,
-        )  # what a claim says of its policy
+        terms = (self.lease, self.keep, self.on_crash == "in_doubt", max_attempts)  # as a claim has them
         object.__setattr__(self, "terms", terms)
         spare = 0 if self.fallback == "closed" else FALLBACK_CACHE
         object.__setattr__(self, "cached", max(self.local_cache, spare))

@@ -206,9 +206,8 @@ class Sweeper(_service.Service["_Crew", Figures]):
 
         try:
             self._tally(record, await saga.redrive(crew.colour, record, rest))
-        except (
-            BaseException
-        ) as error:  # a mistake here, or a step that ends its process, must not go unnoticed
+        except BaseException as error:
+            # A mistake here, or a step that ends its process, must not go unnoticed.
             self.figures.failed += 1
             log.exception("could not go on with %s", record.key)
             if not isinstance(error, Exception):

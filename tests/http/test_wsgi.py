@@ -526,9 +526,8 @@ def test_an_attempt_that_was_overtaken_gives_the_answer_that_counts(size: int) -
 
     def app(environ: Any, start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", TEXT)
-        if (
-            clock.now == Clock.now
-        ):  # the lease of the first attempt ends before it does, and another is quicker
+        # The lease of the first attempt ends before it does, and another is quicker.
+        if clock.now == Clock.now:
             clock.now += 1000
             others.append(copy(server).send())
             yield b"x" * size

@@ -137,9 +137,8 @@ def test_callbacks_happen_once_for_a_message_that_comes_again(site: Site) -> Non
     single, step = site.app.signature("add", (10,)), site.app.signature("add", (100,))
     for number, link in enumerate([[single, chain(step, step)]] * 2 + [[site.app.signature("add", (11,))]]):
         site.send("add", 1, 2, id="l-1", link=link)
-        ended = (4, 8, 10)[
-            number
-        ]  # the task, its callback and the two steps, and again; then the task and the new one
+        # The task, its callback and the two steps, and again; then the task and the new one.
+        ended = (4, 8, 10)[number]
         site.until(lambda n=ended: site.ended() == n)
     assert sorted(site.noted("runs")) == ["add 1 2", "add 103 100", "add 3 10", "add 3 100", "add 3 11"]
 

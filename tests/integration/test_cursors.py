@@ -201,9 +201,8 @@ def test_a_zombie_is_refused_by_compare_and_set(base: Base, member: Callable[[],
 
     def take_over() -> None:
         zombie.meanwhile = lambda: None
-        if (
-            base.dialect == "sqlite"
-        ):  # where whoever writes is alone, a successor can only come before or after
+        # Where whoever writes is alone, a successor can only come before or after.
+        if base.dialect == "sqlite":
             return
         assert [type(verdict) for verdict in successor.get(2, 3)] == [Ack, Ack]
 

@@ -152,9 +152,8 @@ def test_a_deadlock_is_survived(place: Place) -> None:
         run(store.claim_many([claim_of(f"other {number}") for number in range(200)]))
         deadlocks = watcher.status("Innodb_deadlocks")
         other("BEGIN")
-        other(
-            f"UPDATE {place.table} SET attempts = attempts + 1 WHERE `key` LIKE 'other %'"
-        )  # the heavier side
+        # So many rows make it the heavier side, which a deadlock does not choose.
+        other(f"UPDATE {place.table} SET attempts = attempts + 1 WHERE `key` LIKE 'other %'")
         other(f"SELECT 1 FROM {place.table} WHERE `key` = 'b' FOR UPDATE")
         ending = pool.submit(lambda: run(store.complete_many([ending_of(d) for d in decisions])))
         wait_until(lambda: place.is_waiting(watcher))

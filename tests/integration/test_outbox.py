@@ -525,11 +525,8 @@ def test_a_database_that_is_away_and_comes_back(world: World, broker: Broker) ->
             relay.stop()
             thread.join(20)
             assert not thread.is_alive()
-    assert list(dict.fromkeys(broker.payloads)) == [
-        "0",
-        "1",
-        "2",
-    ]  # a write-back that was lost is a repetition
+    # A write-back that was lost is a repetition.
+    assert list(dict.fromkeys(broker.payloads)) == ["0", "1", "2"]
 
 
 def test_a_sleeping_relay_is_notified_and_a_busy_one_is_not(postgres: Any) -> None:

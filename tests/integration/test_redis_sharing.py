@@ -503,9 +503,8 @@ def test_a_watcher_is_told(store: RedisStore, valkey: HasURL, prefix: str, colou
     lease = 0.05 if ended == "taken over" else LONG
     held = hold(store, "k", lease=lease)
     with RedisStore(valkey.url, prefix=prefix) as other:
-        in_colour(
-            colour, other, lambda verbs: verbs.watch(held, 0.01)
-        )  # loads the script where it is missing
+        # Loads the script where it is missing.
+        in_colour(colour, other, lambda verbs: verbs.watch(held, 0.01))
         began = time.monotonic()
         watcher = Caller(lambda: in_colour(colour, other, lambda verbs: verbs.watch(held, 30.0)))
         with clients(valkey.url) as (client,):
@@ -652,9 +651,8 @@ def test_waiting_for_replicas(
         replica.pause()
         with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
             in_colour(colour, store, lambda verbs: verbs.complete(ending_of(held)))
-        with pytest.raises(
-            StoreUnavailable, match="0 of 1 replicas"
-        ):  # sent again, it is there but not confirmed
+        # Sent again, it is there but not confirmed.
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
             in_colour(colour, store, lambda verbs: verbs.complete(ending_of(held)))
         assert run(beside.complete(ending_of(done))) is Ending.DONE
         with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):  # nor is what another one completed

@@ -156,9 +156,8 @@ def test_action_then_compensation(desk: Desk) -> None:
     """The usual order, and repeats of both: one booking each, and the same answers."""
     assert [desk.act("a"), desk.act("a")] == ["+a", "+a"]
     assert [desk.undo("a"), desk.undo("a")] == ["-a", "-a"]
-    assert (
-        desk.act("a") == "+a"
-    )  # a late repeat of what happened before it was undone: its answer, and nothing more
+    # A late repeat of what happened before it was undone: its answer, and nothing more.
+    assert desk.act("a") == "+a"
     assert desk.lines("a") == ["+a", "-a"]
 
 

@@ -228,9 +228,8 @@ def test_close_leaves_nobody_waiting(path: Path) -> None:
         return 2e9
 
     store = SQLiteStore(path, clock=clock)
-    claim(
-        store, "lapsed", lease=-1.0
-    )  # a claim that a reader finds, and that has to be written to be taken over
+    # A claim that a reader finds, and that has to be written to be taken over.
+    claim(store, "lapsed", lease=-1.0)
     store._expect_new = False  # as after a duplicate: the next claim looks before it queues
     lead(store)  # somebody writes
     late = Caller(lambda: claim(store, "lapsed"), name="late")

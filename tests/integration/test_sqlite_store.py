@@ -329,9 +329,8 @@ def test_a_full_disk_after_the_effect_keeps_the_claim(limited: tuple[SQLiteStore
                 receiver.process(Message(id="e-1"), handler)
         assert ran == ["e-1"]
         disk.make_room()
-        run(
-            receiver._keeper.tick(store, receiver.flow.monotonic() + 60.0)
-        )  # the keeper carries the result home
+        # The keeper carries the result home.
+        run(receiver._keeper.tick(store, receiver.flow.monotonic() + 60.0))
         replayed = receiver.process(Message(id="e-1"), handler)
         assert (replayed.status, replayed.value) == ("replayed", "x" * 500_000)
         assert ran == ["e-1"]

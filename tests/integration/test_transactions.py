@@ -95,9 +95,8 @@ async def test_commit(world: World, id: str) -> None:
     async with world.desk() as desk:
         outcome = await desk.process(world.receiver, id)
         assert (outcome.status, outcome.value, outcome.guarantee) == ("executed", {"done": id}, "atomic")
-        if (
-            world.place.dialect != "mysql"
-        ):  # on which a reader without a lock is told nothing either, but by waiting
+        # On MySQL a reader without a lock is told nothing either, but by waiting.
+        if world.place.dialect != "mysql":
             assert world.place.count(id) == 0
         await desk.commit()
         assert (world.place.count(id), world.state(id)) == (1, State.COMPLETED)

@@ -1051,9 +1051,8 @@ def test_round_trips(postgres_scene: Scene) -> None:
                 scene.receiver.on(connection).process(Message(id=id), handler)
             return proxy.bursts - before
 
-        assert (
-            trips("first", scene.handler(connection)) == 6
-        )  # once in a process it looks whether the table is there
+        # Once in a process it looks whether the table is there.
+        assert trips("first", scene.handler(connection)) == 6
         assert trips("new", scene.handler(connection)) == 5
         assert trips("idle", lambda message: None) == 4
         assert trips("new", scene.handler(connection)) == 4

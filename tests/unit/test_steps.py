@@ -189,9 +189,8 @@ def test_a_step_may_be_awaited(bench: Bench) -> None:
     async def charge() -> int:
         return 500
 
-    bench.crashes(
-        asks(("reserve", reserve), ("charge", lambda: charge()))
-    )  # what a lambda gives is awaited too
+    # What a lambda gives is awaited, too.
+    bench.crashes(asks(("reserve", reserve), ("charge", lambda: charge())))
     outcome = bench.deliver(asks(("reserve", reserve), ("charge", must_not_run), ("ship", dict)))
     assert bench.sink == ["reserve"]
     assert outcome.status == "executed"

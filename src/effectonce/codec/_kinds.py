@@ -164,9 +164,8 @@ def _make_model(cls: Any, fields: Fields) -> Any:
 def _make_struct(cls: Any, fields: Fields) -> Any:
     if not hasattr(cls, "__post_init__"):
         return cls(**fields)
-    value = cls(
-        **deepcopy(fields)
-    )  # there is no other way to make one; what it does to its fields was done before
+    # There is no other way to make one. What ``__post_init__`` does to the fields was done before they were stored.
+    value = cls(**deepcopy(fields))
     for name, field in fields.items():
         sys.modules["msgspec"].structs.force_setattr(value, name, field)
     return value

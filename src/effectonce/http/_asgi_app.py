@@ -199,9 +199,8 @@ class Covered:
             return
         begun = self._start()  # in one piece, as most are
         answer = make(Answer, (begun[0], begun[1], bytes(piece)))
-        said = self.exchange.first(
-            answer
-        )  # before: nothing is to keep those waiting who are recorded together
+        # Made before it is recorded: afterwards nothing is to keep those waiting who are recorded together.
+        said = self.exchange.first(answer)
         await self._answer_with(await self.exchange.record(answer) or said)
 
     async def _hold(self, piece: bytes, more: bool) -> None:

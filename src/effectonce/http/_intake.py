@@ -39,9 +39,8 @@ def _declared_length(environ: Mapping[str, Any]) -> int | None:
         return int(declared)
     if environ.get("wsgi.input_terminated"):
         return None
-    if (
-        "HTTP_TRANSFER_ENCODING" in environ
-    ):  # an app may know how to get at a body that we would not have seen
+    # An app may know how to get at a body that we would not have seen.
+    if "HTTP_TRANSFER_ENCODING" in environ:
         raise Problem("length-required", "Send this request with a Content-Length.")
     return 0
 

@@ -133,9 +133,8 @@ class AioKafka:
         found = await self._consumer.getmany(timeout_ms=wait_ms, max_records=most)
         if self.cursors is not None:
             found = self._only_placed(found, before)
-        if isinstance(
-            self._trouble, StoreUnavailable
-        ):  # the partitions are taken again when it is opened again
+        # The partitions are taken again when it is opened again.
+        if isinstance(self._trouble, StoreUnavailable):
             raise ConnectionError(str(self._trouble)) from self._trouble
         if self._trouble is not None:
             raise self._trouble

@@ -235,9 +235,8 @@ class Cursors(Atomic):
             return result, moved
 
         result, moved = await self._with_rows(body)
-        known = self._taken.get(
-            source
-        )  # None if it was given away meanwhile, another's fence if it came back
+        # None if it was given away meanwhile, with another fence if it came back.
+        known = self._taken.get(source)
         if known is not None and (not in_order or known.fence == moved.fence):
             self._taken[source] = moved
         return result, moved

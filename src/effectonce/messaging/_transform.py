@@ -63,9 +63,8 @@ class Outputs:
         async def lane(indexes: list[int]) -> None:
             for index in indexes:
                 each = work[index]
-                if isinstance(
-                    each, Outcome | DeadLetter
-                ):  # its letter is in the transaction, so it holds up nobody
+                # A dead letter is in the transaction, so it holds up nobody.
+                if isinstance(each, Outcome | DeadLetter):
                     found[index] = each
                     continue
                 found[index] = outcome = await self._one(colour, each, deliveries[index], handler)

@@ -49,9 +49,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
         sweeper.every = seconds(arguments.every, "--every")
     try:
         with ended_by_signals(sweeper.stop):
-            sweeper.receiver.get(
-                "effectonce sweep"
-            )  # what is wrong for good, such as a wrong URL, is said now
+            # Any question will do: what is wrong for good, such as a wrong URL, is said now.
+            sweeper.receiver.get("effectonce sweep")
             print(
                 f"sweeping {shown(arguments.what) if '://' in arguments.what else arguments.what}", flush=True
             )

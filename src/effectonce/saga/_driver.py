@@ -269,9 +269,7 @@ NOTHING = _Nothing()
 
 def kind_of(task: Task, error: Exception) -> Kind:
     """What a step's exception says about its effect."""
-    if isinstance(
-        error, (*task.refused, ColourMismatch)
-    ):  # a coroutine that nobody could await has not begun
+    if isinstance(error, (*task.refused, ColourMismatch)):  # a coroutine nobody could await has not begun
         return "refused"
     return "nothing" if isinstance(error, NotApplied) else "unknown"
 

@@ -91,9 +91,8 @@ class DynamoDBSessions(DeskStore):
                 return decision
             if seen:
                 break
-            await self._verbs.rest(
-                pause
-            )  # another transaction has the session; that says nothing against this one
+            # Another transaction has the session; that says nothing against this one.
+            await self._verbs.rest(pause)
         work = partial(claiming, claim=asked)
         return granted(await self._settled(work, seen or {}, may_end=True))
 
@@ -104,9 +103,8 @@ class DynamoDBSessions(DeskStore):
             name = name_of(*parts_of(completion.key))
             result: Item = {} if completion.result is None else {"r": {"B": completion.result}}
             write = items.ending_of(name, completion, FOREVER | result)
-            no_parts = write._replace(
-                where={**write.where, "n": None}
-            )  # of a journal: they have to go as well
+            # A journal may have parts in items of their own, which have to go as well: then this is not enough.
+            no_parts = write._replace(where={**write.where, "n": None})
             refused = await self._done([no_parts])
             if refused is None:
                 return Ending.DONE
@@ -252,9 +250,8 @@ class DynamoDBDesk:
             if not await sessions.errand(partial(sessions.shelf.end, self._home)):
                 raise Overtaken
             return Sight(None, None, self._now)
-        until = max(
-            until_of(self._home), math.nextafter(self._now, math.inf)
-        )  # nobody has ended it: it lives
+        # Nobody has ended it, so it lives, whatever this clock says.
+        until = max(until_of(self._home), math.nextafter(self._now, math.inf))
         epoch, low, lease = (self._home[attribute]["N"] for attribute in "ewd")
         self._before = Session(session, int(epoch), int(low), float(lease), until)
         return Sight(self._before, await self._record(key, self._seen[name]), self._now)

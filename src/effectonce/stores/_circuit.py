@@ -101,9 +101,8 @@ class Circuit:
                 raise StoreClosed(self._shut)
             now = self.monotonic()
             if now >= self._look_at:
-                self._look_at = (
-                    now + self._recovery
-                )  # also the time for another look, should this one never end
+                # Also the time for another look, should this one never end.
+                self._look_at = now + self._recovery
                 self._looking = True
                 return
             left = self._look_at - now

@@ -118,9 +118,8 @@ class ThreadLine:
 
     def __init__(self, address: Address) -> None:
         pymysql = driver("pymysql")
-        self._errors: Any = (
-            pymysql.MySQLError
-        )  # not pymysql.err's: posing as MySQLdb puts another module there
+        # Not pymysql.err's: posing as MySQLdb puts another module there.
+        self._errors: Any = pymysql.MySQLError
         seconds = {"read_timeout": address.timeout, "write_timeout": address.timeout}
         try:
             self._connection: Any = pymysql.connect(

@@ -127,9 +127,8 @@ class LoopWires:
         except BROKEN as error:
             self._drop(connection)
             raise Lost(str(error) or type(error).__name__) from error
-        except (
-            asyncpg.PostgresError
-        ) as error:  # where no statement is to blame: when a transaction begins or ends
+        except asyncpg.PostgresError as error:
+            # No statement is to blame: a transaction began or ended.
             self._drop(connection)
             raise Refusal(getattr(error, "sqlstate", ""), str(error)) from error
         except BaseException:  # cancelled, perhaps: nobody knows what is still on its way

@@ -151,10 +151,8 @@ class Routes:
             else:
                 self._draw(answer[0], address)
                 return
-            self._seeds = (
-                *(seed for seed in self._seeds if seed != address),
-                address,
-            )  # not the first next time
+            # Another is asked first next time.
+            self._seeds = (*(seed for seed in self._seeds if seed != address), address)
         raise failure
 
     def _draw(self, ranges: list[Any], asked: Address) -> None:

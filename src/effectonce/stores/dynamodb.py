@@ -280,9 +280,8 @@ class DynamoDBStore(_Verbs):
         if isinstance(step, Glance):
             return items.has_ended(self._table.read(item_key(step.key), as_now=False), step.fence)
         if isinstance(step, Save) and len(step.renewal.progress or b"") > LARGEST_PART:
-            return self._do(
-                Read(step.key)
-            )  # then the protocol swaps all of it, as it goes into items of its own
+            # Such a journal goes into items of its own: the protocol reads the record and swaps all of it.
+            return self._do(Read(step.key))
         now = self.clock()
         write = self._write_of(step, now)
         return self._reply(step, write, self._table.write(write), now)
