@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ class Asyncio:
     trouble: tuple[type[BaseException], ...] = (StoreError, UsageError, asyncio.CancelledError)
 
     def __init__(self, store: Store) -> None:
+        _refuse_trio()
         self.store = store.for_asyncio()
 
     async def pause(self, seconds: float) -> None:
@@ -86,6 +88,17 @@ class Asyncio:
         if side.error is not None:
             raise side.error
         return side.results, interrupted
+
+
+def _refuse_trio() -> None:
+    """Say it before anything is claimed: trio, also beneath anyio, would only meet "no running event loop"."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        raise UsageError(
+            "This runs on trio, and nothing was run: the awaitable forms need asyncio's event loop (uvloop is one, and "
+            "anyio has one). On trio call the blocking form in a thread, with a handler that is no coroutine function: "
+            "await trio.to_thread.run_sync(receiver.process, message, handler)."
+        )
 
 
 class SideBySide(Generic[T]):

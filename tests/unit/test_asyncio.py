@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.integration.sqlite_helpers import Caller
 from tests.unit.receiving import Counted, StagedStore, Told, by_hand, must_not_run
 
 from effectonce import InProgress, Message, Policy, Receiver, State, StoreUnavailable, current
+from effectonce.errors import UsageError
 from effectonce.stores.base import Store
 from effectonce.testing.clocks import ManualClock, wait_until
 
@@ -477,3 +480,14 @@ def test_a_task_keeps_its_context(store: Store) -> None:
             current()
 
     asyncio.run(main())
+
+
+def test_trio_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call from trio claims nothing, and its error says how to call from there instead."""
+    receiver, running = Receiver("memory://"), SimpleNamespace(in_trio_run=lambda: True)
+    monkeypatch.setitem(sys.modules, "trio", cast("ModuleType", SimpleNamespace(lowlevel=running)))
+    with pytest.raises(UsageError, match=r"trio\.to_thread\.run_sync"):
+        receiver.aprocess(EVENT, never).send(None)
+    with pytest.raises(UsageError, match=r"trio\.to_thread\.run_sync"):
+        claim_block(receiver, never).send(None)
+    assert state_of(receiver) == "unknown"
