@@ -481,6 +481,28 @@ def test_resuming_fences_the_twin(shop: Shop) -> None:
     assert shop.charged == [1]
 
 
+def test_a_session_lives_on_an_event_loop(shop: Shop) -> None:
+    """Opened, kept alive, resumed and ended by callers who await: the same session, and the same words at its end."""
+    sessions = shop.sessions()
+
+    async def charge(request: Request) -> dict[str, int]:
+        return shop.charge(request)
+
+    async def story() -> None:
+        client = (await sessions.aopen(scope=ADA)).client
+        assert (await sessions.aprocess(Request(client, 1), charge, scope=ADA)).status == "executed"
+        assert (await sessions.atouch(client, acked=1, scope=ADA)).acked == 1
+        assert (await sessions.aresume(client, scope=ADA)).epoch == 2
+        with pytest.raises(Fenced):
+            await sessions.aend(client, epoch=1, scope=ADA)
+        await sessions.aend(client, epoch=2, scope=ADA)
+        with pytest.raises(SessionExpired):
+            await sessions.atouch(client, epoch=2, scope=ADA)
+
+    asyncio.run(story())
+    assert shop.charged == [1]
+
+
 def test_an_ended_session_is_gone(shop: Shop) -> None:
     """With everything in it."""
     sessions = shop.sessions()
