@@ -106,7 +106,7 @@ class LateArrival(Refused):
 
 
 class AttemptsExhausted(Refused):
-    """Every allowed attempt crashed or failed; the key is closed until someone forgets it."""
+    """Every allowed attempt crashed or failed; the key is closed for as long as it is remembered."""
 
 
 class RememberedError(Refused):
