@@ -160,10 +160,13 @@ def replayed(call: Call, record: Record) -> Outcome[Any]:
     return Outcome(status, None, True, attempts, fence, record.guarantee, why)
 
 
-def joined(outcome: Outcome[Any]) -> Outcome[Any]:
-    """The outcome of the attempt that was joined, its error included."""
+def joined(outcome: Outcome[Any]) -> tuple[EventKind, Outcome[Any]]:
+    """The outcome of the attempt that was joined, its error included, and the event that tells of it."""
+    kind = REFUSED.get(outcome.status)
+    if kind is not None:  # a refusal stays a refusal
+        return kind, outcome
     status: Status = "replayed" if outcome.status == "executed" else outcome.status
-    return outcome._replace(status=status, replayed=True)
+    return "replayed", outcome._replace(status=status, replayed=True)
 
 
 def refused(call: Call, decision: Decision) -> tuple[EventKind, Outcome[Any]]:
@@ -257,6 +260,11 @@ def _exhausted(key: str, record: Record | None) -> AttemptsExhausted:
         key=key,
     )
 
+
+REFUSED: dict[Status, EventKind] = {
+    "in_progress": "busy", "mismatch": "mismatch", "in_doubt": "in_doubt", "late": "late", "store_error": "store_error"
+}  # fmt: skip
+"""Outcomes without an answer that could be shared, and the events that tell of them."""
 
 Refusal = tuple[EventKind, Status, EffectOnceError]
 

@@ -333,11 +333,10 @@ class Flow:
             self.cache.put(record, now + seconds_left, call.policy.cached)
 
     def join(self, call: Call, outcome: Outcome[Any]) -> Outcome[Any]:
-        """Answer a duplicate with the outcome of the attempt that it met; a refusal stays a refusal."""
-        if outcome.status in ("executed", "replayed", "failed"):
-            self.tell("replayed", call.key, outcome.fence, outcome.attempt, outcome.guarantee)
-            return answers.joined(outcome)
-        return outcome
+        """Answer a duplicate with the outcome of the attempt that it met."""
+        kind, shared = answers.joined(outcome)
+        self.tell(kind, call.key, outcome.fence, outcome.attempt, outcome.guarantee)
+        return shared
 
     def close(self, attempt: Attempt, outcome: Outcome[Any] | None) -> None:
         """Let go of an attempt. A caller that was cancelled meanwhile hears of it now, when all is recorded."""

@@ -404,6 +404,30 @@ def test_every_delivery_is_counted_once(
     assert stage.figures().deliveries == 1
 
 
+REPEATS = [
+    ("replayed", Counted, Policy()),
+    ("replayed", lambda: Counted(ValueError()), Policy()),
+    ("in_doubt", lambda: Counted(TimeoutError()), Policy(in_doubt=(TimeoutError,))),
+    ("busy", lambda: must_not_run, Policy(busy="reject")),
+    ("late", lambda: must_not_run, Policy(keep="1s")),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "handler", "policy"), REPEATS, ids=lambda each: str(each) * isinstance(each, str)
+)
+def test_every_repeat_inside_a_batch_is_counted_once(
+    stage: Stage, kind: str, handler: Callable[[], Any], policy: Policy
+) -> None:
+    """It gets the outcome of the first, whatever that is, and is a delivery as that is."""
+    message = Message("e-2", timestamp=0.0 if kind == "late" else None)
+    if kind == "busy":
+        crash(stage.another(), message)
+    stage.colour.batch(stage.receiver, [message] * 3, handler(), policy=policy)
+    assert stage.figures().deliveries == 3
+    assert stage.told.kinds()[-2:] == [kind] * 2
+
+
 @EACH_STORY
 def test_figures_agree_with_hooks(stage: Stage, kinds: list[str], story: Callable[[Stage], Any]) -> None:
     """What hooks are told is what is counted."""
