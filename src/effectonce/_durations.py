@@ -13,8 +13,8 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 60480
 MAX_SECONDS = 10 * 366 * 86400.0
 
 
-def seconds(duration: Duration, name: str = "duration", *, or_none: bool = False) -> float:
-    """Read a duration: seconds, a timedelta, or text such as "90s", "24h", "7d", "1h30m". ``or_none`` lets 0 pass."""
+def seconds(duration: Duration, name: str = "duration", *, may_be_zero: bool = False) -> float:
+    """Read a duration: seconds, a timedelta, or text such as "90s", "24h", "7d", "1h30m"."""
     if isinstance(duration, timedelta):
         value = duration.total_seconds()
     elif isinstance(duration, str):
@@ -25,8 +25,8 @@ def seconds(duration: Duration, name: str = "duration", *, or_none: bool = False
         raise UsageError(
             f'{name}={duration!r} is not a duration. Give seconds, a timedelta, or text like "24h".'
         )
-    if not 0 <= value <= MAX_SECONDS or not (value or or_none):
-        least = "0 or more" if or_none else "more than nothing"
+    if not 0 <= value <= MAX_SECONDS or not (value or may_be_zero):
+        least = "0 or more" if may_be_zero else "more than nothing"
         raise UsageError(f"{name}={duration!r} must be {least} and at most ten years.")
     return value
 

@@ -334,7 +334,7 @@ class Receiver:
         Called inside a handler or on an event loop it does not wait: then it would wait for itself, and what is running
         ends unrecorded. On an event loop use ``aclose`` or ``async with``.
         """
-        deadline = time.monotonic() + _patience(drain)
+        deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
         inside = CURRENT.get(None) is not None or ("asyncio" in sys.modules and _on_a_loop())
         while self._keeper.live and not inside and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -348,7 +348,7 @@ class Receiver:
         """``close`` for callers on an event loop: it waits, and the loop goes on meanwhile."""
         from asyncio import sleep
 
-        deadline = time.monotonic() + _patience(drain)
+        deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
         while (  # noqa: ASYNC110  # attempts end on any thread and any loop; none of them should pay for telling
             self._keeper.live and CURRENT.get(None) is None and time.monotonic() < deadline
         ):
@@ -498,10 +498,6 @@ def _on_a_loop() -> bool:
     from asyncio import _get_running_loop
 
     return _get_running_loop() is not None
-
-
-def _patience(drain: Duration) -> float:
-    return 0.0 if drain == 0 else seconds(drain, "drain")
 
 
 def _nothing(message: Message) -> None:

@@ -161,14 +161,14 @@ class _Piece:
         """Ask a second time for what was not answered. What was granted is ours, whatever becomes of the others."""
         decisions = _answered(error, len(claims))
         left = [number for number, decision in enumerate(decisions) if decision is None]
-        answers: Sequence[Decision | StoreError]
+        second: Sequence[Decision | StoreError]
         try:
-            answers = await self.colour.store.claim_many([claims[number] for number in left])
+            second = await self.colour.store.claim_many([claims[number] for number in left])
         except StoreUnavailable as again:
             again.sent = again.sent or error.sent
-            answers = [decision or again for decision in _answered(again, len(left))]
-        second = iter(answers)
-        return [next(second) if decision is None else decision for decision in decisions]
+            second = [decision or again for decision in _answered(again, len(left))]
+        rest = iter(second)
+        return [next(rest) if decision is None else decision for decision in decisions]
 
     async def _run_and_record(self, opened: dict[int, Attempt | None]) -> None:
         """Whom to wait for is asked when all that was claimed is recorded.

@@ -129,7 +129,7 @@ class Policy:
             "keep": seconds(keep, "keep"),
             "lease": lease_seconds,
             "busy": _word("busy", busy),
-            "wait": lease_seconds * 1.1 + 1.0 if wait is None else seconds(wait, "wait", or_none=True),
+            "wait": lease_seconds * 1.1 + 1.0 if wait is None else seconds(wait, "wait", may_be_zero=True),
             "remember": _types("remember", remember),
             "in_doubt": _types("in_doubt", in_doubt),
             "on_crash": _word("on_crash", on_crash),

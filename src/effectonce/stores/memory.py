@@ -81,7 +81,7 @@ class MemoryStore(Store):
 
     async def get(self, key: str) -> Record | None:
         """Read a record."""
-        self._clock()
+        self._clock()  # which says so where the store was closed
         return self._records.get(key)
 
     async def purge(self, limit: int = 256) -> int:
@@ -92,7 +92,7 @@ class MemoryStore(Store):
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
         """Records in key order."""
         with self._lock:
-            self._clock()
+            self._clock()  # likewise
             found = [
                 r for r in self._records.values() if r.key > after and (state is None or r.state is state)
             ]
