@@ -47,6 +47,7 @@ class Attempt:
     cancelled: BaseException | None = None
     recorded: Completion | None = None
     unrecorded: Completion | None = None
+    carried_since = 0.0
     progress: bytes | None = None
     journal: Journal | None = None
     _lost = False

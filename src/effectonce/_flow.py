@@ -396,8 +396,7 @@ class Flow:
 
     def left_to_keeper(self, attempt: Attempt, ending: Completion, error: StoreError) -> BaseException:
         """Have the keeper go on with an ending that could not be written, and say so to the caller."""
-        attempt.unrecorded = ending
-        attempt.end(None)
+        self.keeper.carry(attempt, ending)
         unanswered = attempt.cancelled or StoreUnavailable(
             f"The handler has run, but how it ended could not be recorded yet: {error} Recording goes on being tried "
             "while this receiver is open; until then nobody may run it again before its lease ends. Ask again with the "

@@ -19,7 +19,7 @@ from ._records import Ending, Renewal, State
 from .errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from ._records import Claim
+    from ._records import Claim, Completion
     from .hooks import EventKind
     from .stores.base import Store
 
@@ -29,8 +29,9 @@ ENDED: dict[State, EventKind] = {
 """The event that tells of an ending, by the state it leaves."""
 RETRY_SHARE = 12.0
 """After an error a renewal is tried again at a twelfth of the lease."""
-UNHEARD_SECONDS = 1.0
-"""How long the store is left alone, at most, before it is asked about claims whose answers were lost."""
+SOON_SECONDS = 1.0
+"""How long the store is left alone, at most, before it is asked about claims whose answers were lost, or is given an
+ending again that it did not take."""
 MOST_UNHEARD = 1024
 """So many of these are remembered, and the others are left to their leases."""
 AT_ONCE = 64
@@ -78,6 +79,16 @@ class Keeper:
             self._unheard[claim.owner] = unheard = _Unheard(claim, now)
             if unheard.ask_at < self.wake_at:
                 self.rouse(unheard.ask_at)
+
+    def carry(self, attempt: Attempt, ending: Completion) -> None:
+        """Go on writing an ending: a process that dies before it is written leaves an effect without its record."""
+        now = self._monotonic()
+        attempt.unrecorded, attempt.carried_since = ending, now
+        attempt.postpone(now + _soon(attempt.claim))
+        attempt.end(None)
+        self.live[attempt.claim.owner] = attempt  # also one whose lease was given up while the store was away
+        if attempt.renew_at < self.wake_at:
+            self.rouse(attempt.renew_at)
 
     def running(self, key: str) -> Attempt | None:
         """The attempt of this process that is running for a key."""
@@ -175,6 +186,8 @@ class Keeper:
     def _postpone(self, attempt: Attempt, now: float, why: str) -> None:
         claim = attempt.claim
         pause = claim.lease / RETRY_SHARE
+        if attempt.unrecorded is not None:  # as long again as it has been carried: most outages are short
+            pause = min(pause, max(_soon(claim), now - attempt.carried_since))
         patience = claim.keep if attempt.ending else 0.0  # an ending stays true after the lease
         if now + pause >= attempt.deadline + patience:
             self.lose(attempt, why)
@@ -189,7 +202,8 @@ class Keeper:
     def lose(self, attempt: Attempt, why: str) -> None:
         """The claim is no longer held: tell everybody."""
         self.forget(attempt)
-        self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
+        if not attempt.was_told:
+            self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
         attempt.lose()
 
     def rouse(self, at: float) -> None:
@@ -227,12 +241,16 @@ class Keeper:
             return True
 
 
+def _soon(claim: Claim) -> float:
+    return min(SOON_SECONDS, claim.lease / RETRY_SHARE)
+
+
 class _Unheard:
     """A claim whose answer nobody has heard, and when to ask for it."""
 
     def __init__(self, claim: Claim, now: float) -> None:
         self.claim = claim
-        self._pause = min(UNHEARD_SECONDS, claim.lease / RETRY_SHARE)
+        self._pause = _soon(claim)
         self._until = now + claim.lease
         self.ask_at = now + self._pause
 

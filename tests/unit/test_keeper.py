@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -284,11 +285,82 @@ def test_an_ending_is_carried_home_after_a_silence_that_outlasts_the_lease(
     assert "lease_lost" not in told.kinds()
 
 
+def test_an_ending_is_carried_home_soon(clock: ManualClock, store: StagedStore, colour: Colour) -> None:
+    """The store was away for a moment: who asks again gets the answer then, not when a lease would be renewed."""
+    receiver = by_hand(Receiver(store, monotonic=clock))
+    store.fail("complete", error=StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable):
+        colour.process(receiver, EVENT, Counted("late"))
+    store.recover()
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    assert colour.process(receiver, EVENT, must_not_run).value == "late"
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_an_ending_is_carried_home_after_its_lease_was_given_up(
+    clock: ManualClock, store: StagedStore, told: Told, overtaken: bool
+) -> None:
+    """The store was away from the middle of the handler on: what it did is recorded, unless another took over."""
+    receiver = by_hand(Receiver(store, monotonic=clock, hooks=[told]))
+
+    def handler(_: Message) -> str:
+        store.fail("renew_many", error=StoreUnavailable("gone"))
+        store.fail("complete", error=StoreUnavailable("gone"))
+        for _ in range(3):
+            clock.advance(60)
+            run(receiver._keeper.tick(store, clock()))
+        assert current().lost
+        return "late"
+
+    with pytest.raises(StoreUnavailable):
+        receiver.process(EVENT, handler)
+    store.recover()
+    if overtaken:
+        Receiver(store, monotonic=clock).process(EVENT, Counted("other"))
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    assert receiver.process(EVENT, must_not_run).value == ("other" if overtaken else "late")
+    assert told.kinds().count("lease_lost") == 1
+    assert not receiver._keeper.live
+
+
+def test_a_store_that_stays_away_is_given_an_ending_less_and_less_often(kept: Kept) -> None:
+    """After as long again as it has been carried, until that is a twelfth of the lease."""
+    attempt = kept.begin(lease=120.0)
+    attempt.ending = True
+    kept.store.fail("complete", error=StoreUnavailable("gone"))
+    kept.keeper.wake_at = -inf
+    kept.keeper.carry(attempt, ending_of(attempt))
+    rests = [1.0]
+    while len(rests) < 8:
+        rests.append(kept.look(after=rests[-1]))
+    assert rests == [pytest.approx(rest) for rest in (1, 1, 2, 4, 8, 10, 10, 10)]
+
+
+def test_a_receiver_that_closes_waits_for_an_ending_that_is_carried(
+    store: StagedStore, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store comes back while it drains: a process that ends in good order leaves no effect without its record."""
+    monkeypatch.setattr(keeper_module, "SOON_SECONDS", 0.01)
+    receiver = Receiver(store, hooks=[told])
+    store.fail("complete", error=StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable):
+        receiver.process(EVENT, Counted("late"))
+    store.recover()
+    receiver.close()
+    assert (told[-1].kind, told[-1].detail) == ("completed", "recorded late")
+
+
+def ending_of(attempt: Attempt) -> Completion:
+    return Completion("k", attempt.claim.owner, attempt.fence, State.COMPLETED, b"1", KEEP)
+
+
 def with_an_ending(kept: Kept) -> Attempt:
     """An attempt whose result waits to be written."""
     attempt = kept.begin()
     attempt.ending = True
-    attempt.unrecorded = Completion("k", attempt.claim.owner, attempt.fence, State.COMPLETED, b"1", KEEP)
+    attempt.unrecorded = ending_of(attempt)
     return attempt
 
 
