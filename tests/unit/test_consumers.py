@@ -14,7 +14,8 @@ from tests.unit.receiving import StagedStore, Told
 from effectonce import Message, Policy, Receiver, State, StoreUnavailable, current
 from effectonce.errors import ColourMismatch, StoreClosed, UsageError
 from effectonce.messaging._consumer import Consumer
-from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+from effectonce.messaging._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
+from effectonce.messaging._letters import labels
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock, wait_until
 

@@ -34,10 +34,10 @@ from effectonce.messaging._delivery import (
     Watchdog,
     candidates,
     decide,
-    labels,
     stable_id,
     to_extend,
 )
+from effectonce.messaging._letters import labels
 
 PACE = Pace(first=1.0, longest=60.0)
 POLICY = Policy(remember=(PermissionError,))

@@ -26,7 +26,8 @@ from aiormq.exceptions import ChannelAccessRefused, InvalidFrameError
 
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of, kept, letters_of
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
+from ._letters import labels
 
 log = logging.getLogger("effectonce.messaging")
 

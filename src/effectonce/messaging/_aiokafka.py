@@ -15,8 +15,9 @@ from aiokafka.errors import (  # type: ignore[import-untyped]
 
 from ..errors import StoreUnavailable, UsageError
 from ._cursor import check_end
-from ._delivery import DeadLetter, Delivery, Verdict, labels
+from ._delivery import DeadLetter, Delivery, Verdict
 from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, is_refusal, pieces, plan
+from ._letters import labels
 
 if TYPE_CHECKING:
     from ._cursor_mode import Cursors

@@ -15,7 +15,8 @@ from math import inf
 from typing import Any, Final
 
 from .._records import make
-from ._delivery import Delivery, apart, candidates
+from ._delivery import Delivery, candidates
+from ._letters import apart
 
 WAIT_SECONDS: Final = 1.0
 PREFETCH_BATCHES: Final = 2

@@ -17,7 +17,8 @@ from pamqp.frame import unmarshal
 from pika.frame import Header  # type: ignore[import-untyped]
 
 from ._amqp import delivery_of, letters_of
-from ._delivery import DeadLetter, explained, labels
+from ._delivery import DeadLetter, explained
+from ._letters import labels
 
 PERSISTENT = 2
 

@@ -18,8 +18,9 @@ from .._records import make
 from ..errors import MissingExtra, StoreUnavailable, UsageError
 from ._consumer import done
 from ._cursor import check_end
-from ._delivery import DeadLetter, Delivery, Verdict, labels
+from ._delivery import DeadLetter, Delivery, Verdict
 from ._kafka import DEFAULT_POLL_SECONDS, Pauses, Place, Record, delivery_of, is_refusal, pieces, plan
+from ._letters import labels
 
 try:
     import confluent_kafka as kafka

@@ -25,10 +25,8 @@ and again, then ids change between deliveries and protect nobody. ``Watchdog`` l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from .. import keys
@@ -54,8 +52,6 @@ SHORTEST_DELAY: Final = 0.05
 EXTEND_SHARE: Final = 3.0
 """A broker's deadline is extended after a third of it, as a lease is: two extensions may fail."""
 LONGEST_DETAIL: Final = 500
-LEAST_ROOM: Final = 1 << 15
-"""What a part of a dead letter has room for at least; a message whose own headers leave less comes without them."""
 WEEK_SECONDS: Final = 7 * 86_400.0
 DONE: Final = ("executed", "replayed")
 """What lets the next message of a group begin."""
@@ -306,60 +302,6 @@ def named(delivery: Delivery) -> str:
     """How to name a delivery that perhaps has no key."""
     found = next((found for _, found in delivery.ids if found is not None), "")
     return (found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found))[:255]
-
-
-def labels(letter: DeadLetter, delivery: Delivery) -> dict[str, str]:
-    """What goes with a dead letter, as headers or fields beside the message's own."""
-    sent = letter.first_seen if delivery.timestamp is None else delivery.timestamp
-    found = {
-        "dead-reason": letter.reason,
-        "dead-detail": letter.detail,
-        "dead-source": delivery.source,
-        "dead-consumer": letter.consumer,
-        "dead-attempts": str(letter.attempts),
-        "dead-deliveries": str(delivery.times),
-        "dead-first-seen": "" if sent is None else _written(sent),
-    }
-    return {name: text for name, text in found.items() if text}
-
-
-def parts(body: bytes, room: int) -> list[tuple[dict[str, str], bytes]]:
-    """The body of a dead letter, and what to say of it: one that is too large with all that is told comes in parts."""
-    found = _cut(body, room)
-    return [({}, body)] if len(found) == 1 else _numbered([({}, each) for each in found])
-
-
-def crowded(body: bytes, room: int) -> bool:
-    """Whether a message's own headers leave too little room for it, together with what is told: see ``apart``."""
-    return room < min(len(body), LEAST_ROOM)
-
-
-def apart(own: object, body: bytes, room: int) -> list[tuple[dict[str, str], bytes]]:
-    """The same for a message whose own headers leave no room for what is told: they follow its body, as JSON."""
-    headers = json.dumps(own, default=_text).encode()
-    bodies = [(dict[str, str](), each) for each in _cut(body, room)]
-    return _numbered([*bodies, *(({"dead-headers": "json"}, each) for each in _cut(headers, room))])
-
-
-def _cut(body: bytes, room: int) -> list[bytes]:
-    room = max(room, LEAST_ROOM)
-    return [body[start : start + room] for start in range(0, len(body), room)] or [body]
-
-
-def _numbered(found: list[tuple[dict[str, str], bytes]]) -> list[tuple[dict[str, str], bytes]]:
-    count = len(found)
-    return [({"dead-part": f"{place}/{count}", **more}, each) for place, (more, each) in enumerate(found, 1)]
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, BYTES) else str(value)
-
-
-def _written(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):  # a sender may claim any time
-        return repr(seconds)
 
 
 # What to tell a framework that runs tasks and passes their results on

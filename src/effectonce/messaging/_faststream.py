@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from ..errors import UsageError
 from . import _amqp, _kafka
-from ._delivery import EXTEND_SHARE, LEAST_ROOM, DeadLetter, Delivery, candidates, labels, or_place
+from ._delivery import EXTEND_SHARE, DeadLetter, Delivery, candidates, or_place
+from ._letters import LEAST_ROOM, labels
 from ._options import comes_back
 
 LONGEST_HOLD: Final = 60.0

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from .._records import make
-from ._delivery import DeadLetter, Delivery, Nack, Verdict, apart, candidates, crowded, or_place, parts
+from ._delivery import DeadLetter, Delivery, Nack, Verdict, candidates, or_place
+from ._letters import apart, crowded, parts
 
 WAIT_SECONDS: Final = 1.0
 DEFAULT_POLL_SECONDS: Final = 300.0

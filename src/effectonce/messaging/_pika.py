@@ -22,7 +22,8 @@ from pika.exceptions import (  # type: ignore[import-untyped]
 from .._records import make
 from ..errors import UsageError
 from ._amqp import Held, Unsettled, delivery_of, kept, letters_of
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, labels
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict
+from ._letters import labels
 
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, NOT_ALLOWED = 403, 404, 406, 530
 DEFAULT_HEARTBEAT = 60.0

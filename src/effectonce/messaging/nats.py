@@ -25,19 +25,8 @@ from ..errors import MissingExtra, StoreUnavailable, UsageError
 from . import _consumer
 from ._consumer import Options
 from ._cursor import check_end
-from ._delivery import (
-    Ack,
-    DeadLetter,
-    Delivery,
-    Nack,
-    Verdict,
-    apart,
-    candidates,
-    crowded,
-    labels,
-    or_place,
-    parts,
-)
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, or_place
+from ._letters import apart, crowded, labels, parts
 from ._options import check, comes_back
 
 try:

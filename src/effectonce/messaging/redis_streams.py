@@ -27,7 +27,8 @@ from ..codec import read_json
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels, or_place
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, or_place
+from ._letters import labels
 from ._options import check
 
 try:

@@ -28,7 +28,8 @@ from .._durations import Duration, seconds
 from ..errors import MissingExtra, UsageError
 from . import _consumer
 from ._consumer import Options
-from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates, labels
+from ._delivery import Ack, DeadLetter, Delivery, Nack, Verdict, candidates
+from ._letters import labels
 from ._options import check
 
 try:
