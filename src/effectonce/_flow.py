@@ -7,16 +7,15 @@ word (a cancelled task, a dying process, an unanswered write) never releases the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from itertools import count
+from collections.abc import Callable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, RENEW_SHARE, Attempt, Unprotected, take_back
-from ._blocking import Gathered, Job
 from ._cache import Cache
+from ._colours import Colour, insist
 from ._keeper import ENDED, Keeper
 from ._messages import Outcome, Status
 from ._records import Claim, Completion, Decision, Ending, Guarantee, Record, State, Verdict, make
@@ -24,12 +23,9 @@ from ._waiting import Waiting
 from .errors import ColourMismatch, LeaseLost, StoreClosed, StoreError, StoreUnavailable, UsageError
 from .hooks import ASIDE, EventKind, Events
 from .policy import Resolution
-from .stores.base import Store
 
 if TYPE_CHECKING:
     from ._receiver import Receiver
-
-T = TypeVar("T")
 
 CLAIMED, TAKEN_OVER, REPLAY, BUSY, MISMATCH, IN_DOUBT, EXHAUSTED, LATE = Verdict
 DONE, REPEATED, FENCED = Ending
@@ -37,27 +33,8 @@ GRANTED = (CLAIMED, TAKEN_OVER)
 NO_ANSWER: tuple[None, None, float] = (None, None, 0.0)
 COMPLETED = State.COMPLETED
 
-SENDS = 4
-"""How often an ending is sent before the keeper takes it over."""
 LATE_GRANTS = 10
 """How often a claim may be granted after its lease before its store is too slow for it."""
-
-
-class Colour(Protocol):
-    """What differs between blocking callers and callers on an event loop."""
-
-    awaits: bool
-    cancelled: tuple[type[BaseException], ...]
-    """What a cancelled caller meets at any await."""
-    trouble: tuple[type[BaseException], ...]
-    """What any command may meet: the same, a StoreError, and the UsageError of what a store can't take."""
-    store: Store
-
-    async def pause(self, seconds: float) -> None: ...
-    async def wait(self, attempt: Attempt, seconds: float) -> None: ...
-    async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T: ...
-    async def apart(self, work: Coroutine[Any, Any, T]) -> T: ...
-    async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]: ...
 
 
 class Home(Protocol):
@@ -516,29 +493,3 @@ class Flow:
         if self.events.hooks:
             guarantee = attempt.guarantee
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, guarantee, took, detail)
-
-
-async def insist(
-    colour: Colour, send: Callable[[], Coroutine[Any, Any, T]], cancelled: BaseException | None = None
-) -> tuple[T | StoreError | UsageError, BaseException | None]:
-    """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice.
-
-    Gives the answer, or the error of the last try; and the cancellation that has to be heard afterwards. Whoever was
-    cancelled once may be cancelled at every turn, as anyio does: from then on commands are sent where nobody does.
-    """
-    pause = 0.01
-    for sent in count(1):
-        try:
-            answer = await (send() if cancelled is None else colour.apart(send()))
-            return answer, cancelled
-        except colour.cancelled as error:
-            cancelled = error
-        except (StoreError, UsageError) as error:
-            if sent >= SENDS or not isinstance(error, StoreUnavailable):
-                return error, cancelled
-            try:
-                await colour.pause(pause)
-            except colour.cancelled as again:
-                cancelled = again
-            pause *= 4
-    raise AssertionError("unreachable")

@@ -15,8 +15,9 @@ from . import batch, codec, keys
 from ._answers import Call, call_of
 from ._attempt import CURRENT, Attempt
 from ._blocking import Blocking, run
+from ._colours import Colour
 from ._durations import Duration, seconds
-from ._flow import Colour, Flow
+from ._flow import Flow
 from ._fork import tell_of_forks
 from ._handlers import check_awaited, hint_of, is_plain, refuse
 from ._keeper import Keeper

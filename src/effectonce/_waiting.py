@@ -12,7 +12,8 @@ from .hooks import ASIDE
 if TYPE_CHECKING:
     from ._answers import Call
     from ._attempt import Attempt
-    from ._flow import Colour, Flow
+    from ._colours import Colour
+    from ._flow import Flow
     from ._messages import Outcome
     from ._records import Decision
 

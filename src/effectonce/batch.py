@@ -13,7 +13,8 @@ from . import _answers as answers
 from ._answers import Call
 from ._attempt import CURRENT, Attempt, Unprotected
 from ._blocking import Job
-from ._flow import CLAIMED, DONE, Colour, Flow, insist
+from ._colours import Colour, insist
+from ._flow import CLAIMED, DONE, Flow
 from ._messages import Outcome
 from ._records import Claim, Completion, Decision, Ending, State, Verdict, make
 from .errors import LeaseLost, StoreError, StoreUnavailable, UsageError

@@ -14,7 +14,7 @@ from .errors import ColourMismatch, UsageError
 
 if TYPE_CHECKING:
     from ._answers import Call
-    from ._flow import Colour
+    from ._colours import Colour
     from ._messages import Outcome
     from ._receiver import Receiver
 

@@ -24,12 +24,12 @@ from . import codec, keys
 from ._answers import call_of
 from ._attempt import CURRENT, STEP, STEP_OPERATION, Attempt, take_back
 from ._blocking import not_awaited, run
-from ._flow import insist
+from ._colours import insist
 from ._records import Record, Renewal
 from .errors import ColourMismatch, LeaseLost, StoreError, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from ._flow import Colour
+    from ._colours import Colour
 
 __all__ = ["Step", "finished"]
 

@@ -42,7 +42,7 @@ from .saga._saga import OPERATION as SAGAS
 from .sweeping import Redrive, doubted, every
 
 if TYPE_CHECKING:
-    from ._flow import Colour
+    from ._colours import Colour
     from ._messages import Outcome
     from ._receiver import Receiver
     from .policy import Policy

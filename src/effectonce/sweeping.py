@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from ._answers import call_of
-from ._flow import Colour, Flow
+from ._colours import Colour
+from ._flow import Flow
 from ._protocol import is_abandoned
 from ._records import Record, State, Verdict
 from .policy import Policy

@@ -18,7 +18,7 @@ from tests.model.scenarios import (
     scenario,
 )
 
-from effectonce import _flow
+from effectonce import _colours, _flow
 from effectonce.testing.simulation import INVARIANTS, Counterexample, Scenario, explore, find, replay
 from effectonce.testing.simulation._world import World
 
@@ -55,7 +55,7 @@ def test_endings_that_the_keeper_carries_home_keep_every_invariant(
     case: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ending that could not be written is tried again by the keeper, beside everything else that goes on."""
-    monkeypatch.setattr(_flow, "SENDS", 1)  # so that two losses are enough to leave it to the keeper
+    monkeypatch.setattr(_colours, "SENDS", 1)  # so that two losses are enough to leave it to the keeper
     # Giving a claim back is tried as often, so one loss is enough to leave that to the lease.
     print(explore(_without(case, "cancelled_leaves_nothing")))
 

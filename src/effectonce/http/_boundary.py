@@ -14,8 +14,9 @@ from typing import Any, Unpack
 
 from .._answers import Call, call_of, completion_of, replayed
 from .._attempt import CURRENT, Attempt, Unprotected
+from .._colours import Colour
 from .._durations import Duration, seconds
-from .._flow import BUSY, CLAIMED, FENCED, NO_ANSWER, REPLAY, Colour
+from .._flow import BUSY, CLAIMED, FENCED, NO_ANSWER, REPLAY
 from .._messages import Outcome
 from .._receiver import Receiver
 from .._records import Claim, Completion, Decision, Ending, make

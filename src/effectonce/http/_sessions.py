@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._attempt import Attempt
-from .._flow import Colour
+from .._colours import Colour
 from .._messages import Outcome
 from ..errors import BadRequest, Refused, StoreError, UsageError
 from ..sessions import Opened, Request, Sessions

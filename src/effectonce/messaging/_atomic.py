@@ -37,7 +37,8 @@ from ._delivery import DONE, DeadLetter, Delivery, Held
 from ._options import takes
 
 if TYPE_CHECKING:
-    from .._flow import Colour, Flow
+    from .._colours import Colour
+    from .._flow import Flow
     from .._receiver import Receiver
 
 T = TypeVar("T")

@@ -52,7 +52,7 @@ from ._refusals import Refusals
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from .._flow import Colour
+    from .._colours import Colour
 
 H = TypeVar("H", bound=Callable[..., Any])
 

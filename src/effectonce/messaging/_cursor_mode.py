@@ -42,7 +42,7 @@ from ._delivery import DONE, DeadLetter, Delivery, Held
 from .cursors import LONGEST_NAME, Rows, Taken
 
 if TYPE_CHECKING:
-    from .._flow import Colour
+    from .._colours import Colour
     from .._receiver import Receiver
 
 T = TypeVar("T")

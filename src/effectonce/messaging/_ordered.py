@@ -13,7 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from .._attempt import Attempt
-from .._flow import Colour, Flow, insist
+from .._colours import Colour, insist
+from .._flow import Flow
 from .._messages import Outcome
 from .._records import Completion, State
 from ..batch import Slot, _Piece, run_batch

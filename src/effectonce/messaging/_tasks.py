@@ -23,7 +23,7 @@ from ._delivery import Answer, Pace, Raise, answer, decide, message_policy
 
 if TYPE_CHECKING:
     from .._answers import Call
-    from .._flow import Colour
+    from .._colours import Colour
     from .._receiver import Receiver
     from ..policy import Policy
 

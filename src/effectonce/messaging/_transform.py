@@ -28,7 +28,7 @@ from ._kafka import Output, Place, Plan, Record, is_topic, plan
 from ._options import check_handler
 
 if TYPE_CHECKING:
-    from .._flow import Colour
+    from .._colours import Colour
     from .._receiver import Receiver
 
 log = logging.getLogger("effectonce.messaging")

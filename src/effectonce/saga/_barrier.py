@@ -22,7 +22,7 @@ from ..errors import AlreadyUndone, UsageError
 from ._driver import HERE
 
 if TYPE_CHECKING:
-    from .._flow import Colour
+    from .._colours import Colour
     from .._messages import Outcome
     from .._receiver import Receiver
 

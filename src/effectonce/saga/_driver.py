@@ -47,7 +47,7 @@ from ._outline import Role, Task
 
 if TYPE_CHECKING:
     from .._attempt import Attempt
-    from .._flow import Colour
+    from .._colours import Colour
     from ._saga import Saga
 
 Rest = Callable[[float], Awaitable[None]]

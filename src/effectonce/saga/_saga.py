@@ -35,7 +35,7 @@ from ._state import SagaState, state_of
 
 if TYPE_CHECKING:
     from .._answers import Call
-    from .._flow import Colour
+    from .._colours import Colour
     from .._receiver import Receiver
     from .._records import Record
 

@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar, cast
 from .. import keys
 from .._answers import Call
 from .._blocking import Blocking, run
+from .._colours import Colour
 from .._durations import Duration, seconds
-from .._flow import Colour, Flow
+from .._flow import Flow
 from .._fork import tell_of_forks
 from .._handlers import check_awaited, hint_of, is_plain, refuse
 from .._keeper import Keeper

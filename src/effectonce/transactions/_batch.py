@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from .. import _answers as answers
 from .._attempt import Attempt
-from .._flow import Colour, Flow
+from .._colours import Colour
+from .._flow import Flow
 from .._messages import Outcome
 from .._records import Completion, Decision, Ending, Record, Verdict
 from ..batch import MAX_SIZE, Slot, check_number, in_pieces

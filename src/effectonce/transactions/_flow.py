@@ -16,7 +16,8 @@ from .. import _answers as answers
 from .._answers import Call
 from .._attempt import CURRENT, Attempt, surrounding
 from .._blocking import Gathered, not_awaited
-from .._flow import Colour, Flow, Home
+from .._colours import Colour
+from .._flow import Flow, Home
 from .._messages import Outcome
 from .._records import ATOMIC, Completion, Decision, Ending, Guarantee, Record, Verdict, make
 from ..codec import Form
