@@ -14,10 +14,11 @@ from .._attempt import CURRENT
 from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Message, Passing, Receive, close, message_of
-from ._boundary import WISH, Boundary, Exchange, Wish, key_missing, natural_key
+from ._boundary import Boundary, Exchange, key_missing, natural_key
 from ._exchange import BODILESS, Answer, Problem, key_of, start_of
 from ._names import checked_scope
 from ._rules import Headers, Request, Rules
+from ._wishes import WISH, Wish
 
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]

@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from math import inf
 from typing import Any, Unpack
 
 from .._answers import Call, call_of, completion_of, replayed
 from .._attempt import CURRENT, Attempt, Unprotected
 from .._colours import Colour
-from .._durations import Duration, seconds
 from .._flow import BUSY, CLAIMED, FENCED, NO_ANSWER, REPLAY
 from .._messages import Outcome
 from .._receiver import Receiver
@@ -51,6 +49,7 @@ from ._rules import (
     refuse_claims_by_handlers,
     rules_of,
 )
+from ._wishes import WISH, Wish
 
 MOST_WARNINGS = 50
 SECONDS_BETWEEN_COMPLAINTS = 1.0
@@ -166,65 +165,6 @@ def claimed_here(boundary: Boundary) -> Boundary:
     """A boundary of an adapter that always claims before the handler runs."""
     refuse_claims_by_handlers([boundary.rules, *(rules for _, rules in boundary.routes if rules)])
     return boundary
-
-
-# -- The handler's word --------------------------------------------------------------------------------------------
-
-
-class Wish:
-    """What a handler has said about its own answer. Most say nothing, which costs nothing."""
-
-    store = True
-    nothing_happened = False
-    keep: float | None = None
-    raised: Exception | None = None
-
-
-WISH: ContextVar[Wish] = ContextVar("effectonce_wish")
-
-
-def remember(*, store: bool | None = None, keep: Duration | None = None) -> None:
-    """Say inside a handler how its answer is remembered: for how long, or without what it says (``store=False``)."""
-    wish = _wish()
-    if store is not None:
-        wish.store = store
-    if keep is not None:
-        wish.keep = seconds(keep, "keep")
-
-
-def no_store() -> None:
-    """Say inside a handler that only it is to know its answer: a repeat is told that it was done, and no more."""
-    remember(store=False)
-
-
-def nothing_happened() -> None:
-    """Say inside a handler that it had no effect, whatever it answers: a retry may run."""
-    _wish().nothing_happened = True
-
-
-def raised(error: BaseException | None) -> None:
-    """Tell that the handler raised, where a framework makes an answer of it: the policy may know its type."""
-    wish = WISH.get(None)
-    if wish is not None and isinstance(error, Exception):
-        wish.raised = error
-        wish.nothing_happened |= isinstance(error, NotApplied)
-
-
-@contextmanager
-def unheard() -> Iterator[None]:
-    """Where a request passes that need not have a key: what its handler says of its answer is no mistake."""
-    token = WISH.set(Wish())
-    try:
-        yield
-    finally:
-        WISH.reset(token)
-
-
-def _wish() -> Wish:
-    try:
-        return WISH.get()
-    except LookupError:
-        raise UsageError("This works only inside a handler behind effectonce's HTTP boundary.") from None
 
 
 # -- One request ---------------------------------------------------------------------------------------------------

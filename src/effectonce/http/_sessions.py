@@ -20,9 +20,10 @@ from ..sessions import Opened, Request, Sessions
 from ..sessions._request import ACKED, CLIENT, EPOCH, NUMBER
 from ..sessions._server import sound
 from ..stores import Store
-from ._boundary import Boundary, Exchange, Wish
+from ._boundary import Boundary, Exchange
 from ._exchange import ANSWER, Answer, Header, Problem, problem_of
 from ._rules import Rules
+from ._wishes import Wish
 
 CLIENT_HEADER = CLIENT.lower().encode()
 DEFAULT_PATH = "/session"

@@ -16,10 +16,11 @@ from typing import Any, Unpack
 from .._receiver import Receiver
 from ._asgi_app import App, Claimable, Covered, Send, request_of, seen_path, send_answer
 from ._asgi_body import Gone, Receive, asked_at_once, begin, check_size, close, take_in, whole
-from ._boundary import Boundary, Exchange, key_missing, natural_key, unheard
+from ._boundary import Boundary, Exchange, key_missing, natural_key
 from ._exchange import PUBLIC, Problem, key_of
 from ._names import checked_scope
 from ._rules import SAFE, Route, RuleWords, Scope
+from ._wishes import unheard
 
 __all__ = ["App", "IdempotencyMiddleware", "Send"]
 

@@ -33,7 +33,7 @@ from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._asgi_app import App, Send, request_of, seen_path, send_answer, without_extensions
-from ._boundary import Boundary, Exchange, Wish, claimed_here, key_in, natural_key, unheard
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
 from ._exchange import (
     ANSWER,
     BODILESS,
@@ -51,6 +51,7 @@ from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._quota import Share
 from ._rules import Route, Rules, RuleWords, Scope
+from ._wishes import Wish, unheard
 
 __all__ = ["AtomicMiddleware", "AtomicWSGIMiddleware", "connection"]
 

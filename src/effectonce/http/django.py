@@ -33,11 +33,12 @@ from typing import IO, Any, TypeVar, Unpack, overload
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, raised, unheard
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Rules, RuleWords, mark, mark_of
+from ._wishes import raised, unheard
 
 try:
     from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async

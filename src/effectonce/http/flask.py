@@ -23,7 +23,7 @@ from typing import Any, TypeVar, Unpack
 
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from . import _boundary
+from . import _wishes
 from ._exchange import PUBLIC
 from ._rules import Route, Rules, RuleWords, Scope, mark, mark_of
 from .wsgi import Environ, IdempotencyMiddleware, method_of, path_of, request_of
@@ -115,4 +115,4 @@ class _Middleware(IdempotencyMiddleware):
 
 def _hear(sender: flask.Flask, exception: BaseException | None = None, **_: Any) -> None:
     """A view raised what no handler of the app knows, and Flask makes a plain 500 of it."""
-    _boundary.raised(exception)
+    _wishes.raised(exception)

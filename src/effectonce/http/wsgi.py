@@ -18,11 +18,12 @@ from wsgiref.util import FileWrapper
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch
-from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, unheard
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
 from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Route, Rules, RuleWords, Scope
+from ._wishes import unheard
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
