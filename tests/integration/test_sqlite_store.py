@@ -195,6 +195,7 @@ REMOVALS = {
     "removed": Path.unlink,
     "moved": lambda path: path.rename(path.with_name("elsewhere.db")),
     "replaced": lambda path: path.with_name("backup.db").replace(path),
+    "without its log": lambda path: path.with_name(path.name + "-wal").unlink(),
 }
 
 
@@ -240,6 +241,21 @@ def test_a_fork_does_not_make_a_new_file(path: Path) -> None:
         with pytest.raises(StoreMismatch, match="removed or replaced"):
             receiver.process(Message("e-1"), lambda _: pytest.fail("ran"))
     assert not path.exists()
+
+
+@LINUX
+def test_a_log_that_ends_with_its_connections_is_not_missed(path: Path) -> None:
+    """The last connection takes the log with it, before a fork too; the next one makes another."""
+    clock = ManualClock()
+    with Receiver(SQLiteStore(path, clock=clock)) as receiver:
+        receiver.process(Message("e-1"), lambda _: "first")
+        receiver.store.before_fork()  # type: ignore[attr-defined]
+        assert not path.with_name(path.name + "-wal").exists()
+        path.with_name("another").touch()  # so that the next log gets another number
+        receiver.store.after_fork(in_child=False)  # type: ignore[attr-defined]
+        clock.advance(1)
+        assert receiver.get(receiver.key_of(Message("e-1"))) is not None
+        assert receiver.process(Message("e-2"), lambda _: "second").value == "second"
 
 
 def test_a_lock_held_too_long_is_refused(store: SQLiteStore, path: Path) -> None:

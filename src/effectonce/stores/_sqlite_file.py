@@ -18,6 +18,9 @@ SCHEMA = 1
 FIRST_PAUSE, LAST_PAUSE = 0.0002, 0.005
 """Between two tries for a lock. SQLite's own waiting sleeps up to 0.1 s; a write takes a hundredth of that."""
 
+Place = tuple[int, int]
+"""The device and the number of a file, which no other has while that one is open."""
+
 NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 ADVICE = {
     sqlite3.SQLITE_BUSY: "Another connection holds the write lock; try again, or raise busy_timeout=. If it is one of "
@@ -43,7 +46,8 @@ class DatabaseFile:
         self._durability = durability
         self._busy_timeout = busy_timeout
         self._beside = beside
-        self._place: tuple[int, int] | None = None
+        self._log = Path(f"{self.path}-wal")
+        self._places: dict[Path, Place] = {}
 
     def check_open(self) -> None:
         """Raise when the store was closed."""
@@ -69,24 +73,28 @@ class DatabaseFile:
         folder = self.path.parent
         if not folder.is_dir():
             raise StoreUnavailable(f"There is no directory {folder} to keep {self.path.name} in.")
-        if self._place is not None:
-            self.check_place()
+        self.check_places()
         connection = self.open()
         try:
             self.patiently(self._prepare, connection)
         except BaseException:
             connection.close()
             raise
-        self._place = _place(self.path)
+        self._places = {path: place for path in (self.path, self._log) if (place := _place(path))}
         return connection
 
-    def check_place(self) -> None:
-        """Refuse to go on in a file that nobody else can find: they would make another, and do everything again."""
-        if _place(self.path) != self._place:
-            raise StoreMismatch(
-                f"{self.path} is not the file that this process has opened: somebody has removed or replaced it. "
-                "Nothing was run. Put it back, or start all processes anew; they don't know what it remembered."
-            )
+    def check_places(self) -> None:
+        """Refuse to go on in files that nobody else can find: they would make others, and do everything again."""
+        for path, place in list(self._places.items()):
+            if _place(path) != place:
+                raise StoreMismatch(
+                    f"{path} is not the file that this process has opened: somebody has removed or replaced it. "
+                    "Nothing was run. Put it back, or start all processes anew; they don't know what it remembered."
+                )
+
+    def forget_log(self) -> None:
+        """No connection is open any more. The last one of all processes has taken the log with it."""
+        self._places.pop(self._log, None)
 
     def patiently(self, action: Callable[..., Any], *args: Any) -> Any:
         """Try until nobody else is in the way, at most ``busy_timeout``. What failed has changed nothing."""
@@ -164,7 +172,7 @@ class DatabaseFile:
             )
 
 
-def _place(path: Path) -> tuple[int, int] | None:
+def _place(path: Path) -> Place | None:
     try:
         found = path.stat()
     except FileNotFoundError:

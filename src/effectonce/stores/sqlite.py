@@ -240,6 +240,7 @@ class SQLiteStore(_Verbs):
         if self._writer is not None:
             self._writer.close()
             self._writer = self._pen = None
+        self._file.forget_log()
 
     # Execution
 
@@ -299,7 +300,7 @@ class SQLiteStore(_Verbs):
 
     def _look(self, reader: sqlite3.Connection, command: Command) -> Answer:
         if type(command) is Look:
-            self._file.check_place()
+            self._file.check_places()
             return command.read(reader)
         record = read(reader, command.key) if type(command) is Claim else None
         if record is None:
@@ -341,7 +342,7 @@ class SQLiteStore(_Verbs):
     def _perform_claim(self, pen: Pen, claim: Claim, now: float) -> Answer:
         """Expect what the last claim met: a new key costs one INSERT then, a known one a SELECT."""
         if not 0 <= now - self._looked < LOOK_EVERY_SECONDS:
-            self._file.check_place()
+            self._file.check_places()
             self._looked = now
         busy = None
         if self._expect_new and claim.may_create:
