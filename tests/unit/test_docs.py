@@ -1,7 +1,10 @@
-"""Every example in the documentation runs, and every command it shows exists."""
+"""Every example in the documentation runs, every command it shows exists, and every word of ours is in it."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import inspect
 import os
 import re
 import shlex
@@ -11,10 +14,17 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from effectonce import Receiver
+from effectonce import Policy, Receiver
+from effectonce.hooks import EventKind
+from effectonce.http._rules import RuleWords
+from effectonce.http.client import Rules
+from effectonce.messaging._consumer import Options
+from effectonce.ops.cli import make_parser
+from effectonce.stores import Breaker
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
@@ -96,6 +106,41 @@ def exists(command: str) -> bool:
         command in READERS_COMMANDS
         or shutil.which(command, path=str(Path(sys.executable).parent)) is not None
     )
+
+
+def commands_and_options() -> list[str]:
+    """Every command, and every option of one."""
+    actions = make_parser()._actions
+    (commands,) = [action.choices for action in actions if isinstance(action, argparse._SubParsersAction)]
+    options = {option for parser in commands.values() for option in parser._option_string_actions}
+    return [f"effectonce {name}" for name in commands] + sorted(options - {"-h", "--help"})
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("commands.md", commands_and_options()),
+        ("guide.md", list(get_args(EventKind))),
+        ("guide.md", [field.name for field in dataclasses.fields(Breaker)]),
+        ("http.md", list(RuleWords.__annotations__)),
+        ("http.md", list(inspect.signature(Rules).parameters)),
+        ("messaging.md", list(Options.__annotations__)),
+    ],
+    ids=["commands", "events", "breaker", "http rules", "client rules", "consumer options"],
+)
+def test_every_word_has_its_place_in_a_table(page: str, words: list[str]) -> None:
+    """A command, an option, an event or a rule that nobody explains is not there for anybody."""
+    rows = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith(("|", "##"))]
+    explained = "\n".join(row.split("|")[1] if row.startswith("|") else row for row in rows)
+    assert [word for word in words if not re.search(rf"(`|## ){re.escape(word)}(?![\w-])", explained)] == []
+
+
+def test_every_word_of_a_policy_is_explained() -> None:
+    """Where the README says that it is: in the docstring."""
+    words = [field.name for field in dataclasses.fields(Policy) if field.init]
+    assert [
+        word for word in words if not re.search(rf"^    {word} ", Policy.__doc__ or "", re.MULTILINE)
+    ] == []
 
 
 def test_an_example_is_left_out_only_with_a_reason(tmp_path: Path) -> None:
