@@ -18,7 +18,7 @@ from tests.unit.receiving import StagedStore, by_hand
 
 from effectonce import Policy, Receiver, State, current
 from effectonce.errors import StoreUnavailable, UsageError
-from effectonce.http import PUBLIC, Route, no_store, remember
+from effectonce.http import PUBLIC, Route, _asgi_app, no_store, remember
 from effectonce.http._quota import Quota
 from effectonce.http._rules import Headers, Rules, RuleWords
 from effectonce.http.asgi import IdempotencyMiddleware
@@ -234,6 +234,27 @@ def test_a_response_without_a_length_is_complete_when_the_app_ends_well() -> Non
     """Starlette sends the end of a stream that broke off, and raises only then."""
 
     async def break_off() -> None:
+        raise ValueError("the stream broke off")
+
+    handler = Handler(START, {**END, "more_body": True}, {"type": "http.response.body"}, then=break_off)
+
+    async def main() -> None:
+        app = covered(handler)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="broke off"):
+                await ask(app)
+
+    asyncio.run(main())
+    assert handler.runs == 2
+
+
+def test_a_busy_loop_does_not_make_a_stream_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others keep the loop so long that the time is over before the app had a turn: it still has its turns."""
+    monkeypatch.setattr(_asgi_app, "GRACE_SECONDS", 0.0)
+
+    async def break_off() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
         raise ValueError("the stream broke off")
 
     handler = Handler(START, {**END, "more_body": True}, {"type": "http.response.body"}, then=break_off)

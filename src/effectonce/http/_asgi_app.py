@@ -25,6 +25,8 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 GRACE_SECONDS = 0.01
 """How long an app has to fail after a response whose length it never said: nobody else can tell that it is complete."""
+GRACE_TURNS = 32
+"""And so many turns of the event loop, for which a busy one takes longer. Each BaseHTTPMiddleware needs three."""
 HANDLE = "effectonce"
 """Where in an ASGI scope a handler that claims for itself finds the request: ``scope["effectonce"].claim(…)``."""
 
@@ -45,7 +47,7 @@ class Covered:
     _length: int | None = None  # of the body, as it said
     _pieces: list[bytes] | None = None
     _size = 0
-    _later: asyncio.TimerHandle | None = None  # runs while an answer waits for the app to end well
+    _later: asyncio.Handle | None = None  # runs while an answer waits for the app to end well
     _recorder: asyncio.Task[None] | None = None
     _recording = False  # what the app answers is known: nothing that happens now is its word
     _ended = False  # the answer is recorded, and sent or on its way
@@ -215,10 +217,13 @@ class Covered:
             await self._complete(self._join())
         elif not more:
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(GRACE_SECONDS, self._complete_apart, loop)
+            self._later = loop.call_later(GRACE_SECONDS, self._complete_apart, loop, GRACE_TURNS)
 
-    def _complete_apart(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._later, self._recorder = None, loop.create_task(self._complete(self._join()))
+    def _complete_apart(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
+        if turns:
+            self._later = loop.call_soon(self._complete_apart, loop, turns - 1)
+        else:
+            self._later, self._recorder = None, loop.create_task(self._complete(self._join()))
 
     def _join(self) -> bytes:
         return b"".join(self._pieces or ())
