@@ -31,7 +31,11 @@ class Colour(Protocol):
     """What a cancelled caller meets at any await."""
     trouble: tuple[type[BaseException], ...]
     """What any command may meet: the same, a StoreError, and the UsageError of what a store can't take."""
-    store: Store
+
+    @property
+    def store(self) -> Store:
+        """Where its commands go."""
+        ...
 
     async def pause(self, seconds: float) -> None: ...
     async def wait(self, attempt: Attempt, seconds: float) -> None: ...

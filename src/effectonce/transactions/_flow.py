@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from .. import _answers as answers
 from .._answers import Call
 from .._attempt import CURRENT, Attempt, surrounding
-from .._blocking import Gathered, not_awaited
+from .._blocking import Gathered, Job, not_awaited
 from .._colours import Colour
 from .._flow import Flow, Home
 from .._messages import Outcome
@@ -69,9 +69,10 @@ class InTransaction:
         """A connection is used by one at a time."""
         return await work
 
-    async def gather(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> Gathered[T]:
+    async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]:
         """One job after the other."""
-        return [await job() for job in jobs], None
+        begun = (job() for job in jobs)
+        return [None if waits is None else await waits for waits in begun], None
 
 
 class AtomicFlow(Flow):
