@@ -95,6 +95,19 @@ def test_a_key_that_nobody_claims_is_told(caplog: pytest.LogCaptureFixture) -> N
     assert message.startswith("POST '/forgotten' was done without protection")
 
 
+def test_a_key_that_is_claimed_further_inside_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    """A mounted app with a boundary of its own claims it there, and has the problems in its own document."""
+    app, mounted, receiver = FastAPI(), FastAPI(), Receiver("memory://")
+    mounted.post("/covered", dependencies=[idempotent(lambda: "ann")])(lambda: "paid")
+    app.mount("/inside", mounted)
+    install(app, receiver)
+    install(mounted, receiver)
+    with caplog.at_level(logging.WARNING, logger="effectonce"):
+        assert post(app, "/inside/covered") == 200
+    assert caplog.messages == []
+    assert "503" in mounted.openapi()["paths"]["/covered"]["post"]["responses"]
+
+
 def test_a_dependency_on_a_method_that_is_not_covered_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Who writes idempotent(...) at a PUT counts on it. Each such route is named in the log, once."""
     app = FastAPI()

@@ -372,9 +372,13 @@ class Claimable(Covered):
             await super()._take_answer(message)
         else:
             self._ended = True
-            if self._lines and message.get("status", 500) < 300:
+            if self._lines and message.get("status", 500) < 300 and not self._is_echoed(message):
                 self._middleware.boundary.warn_of_unclaimed(self._scope["method"], seen_path(self._scope))
             await self._send(message)
+
+    def _is_echoed(self, message: Message) -> bool:
+        """Whether a boundary further inside, or of a service behind the app, has the key."""
+        return any(name == self._rules.header_name for name, _ in message.get("headers", ()))
 
 
 # -- Messages ------------------------------------------------------------------------------------------------------
