@@ -71,11 +71,10 @@ class Ears:
 
     def _listen(self) -> None:
         with suppress(psycopg.Error, Lost, EffectOnceError), self._connect() as self._connection:
-            self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-            with self._changed:
-                self.open = True
-                self._changed.notify_all()
-            self._hear(self._connection)
+            if _is_lent(self._connection):
+                self.close()
+            else:
+                self._hear(self._connection)
         with self._changed:
             self.open, self._thread, self._connection = False, None, None
             self._changed.notify_all()
@@ -84,6 +83,10 @@ class Ears:
             wake(False)
 
     def _hear(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        with self._changed:
+            self.open = True
+            self._changed.notify_all()
         wanted_at = monotonic()
         while not self._closed and monotonic() - wanted_at < LINGER_SECONDS:
             for note in connection.notifies(timeout=LOOK_SECONDS):
@@ -93,3 +96,8 @@ class Ears:
                     wake(True)
             if self._waiting:
                 wanted_at = monotonic()
+
+
+def _is_lent(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a pooler is in between: it names a process of its own, and may tell somebody else what we listen for."""
+    return connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..errors import StoreMismatch
@@ -134,13 +135,17 @@ def _array_encoder(kind: str) -> Callable[[Sequence[Any]], bytes]:
 
 
 class Statement:
-    """A statement with a name to prepare it under. Every parameter is written with its type, such as ``$1::text``."""
+    """A statement with a name to prepare it under. Every parameter is written with its type, such as ``$1::text``.
 
-    __slots__ = ("_encoders", "formats", "name", "text")
+    Its text is part of its name. Behind a pooler a session may be another store's at other times; what has the same
+    name there must be the same statement, or a record would go to that store's table.
+    """
+
+    __slots__ = ("_encoders", "formats", "name", "sent", "text")
 
     def __init__(self, name: str, text: str) -> None:
-        self.name = name.encode()
-        self.text = text
+        self.text, self.sent = text, text.encode()
+        self.name = f"{name}_{sha256(self.sent).hexdigest()[:16]}".encode() if name else b""
         kinds = dict(re.findall(r"\$(\d+)::(\w+(?:\[\])?)", text))
         self._encoders = [
             _array_encoder(kind[:-2]) if kind.endswith("[]") else ENCODERS[kind]

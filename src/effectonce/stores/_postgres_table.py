@@ -7,7 +7,7 @@ import re
 from math import ceil
 from typing import Final
 
-from ..errors import EffectOnceError, StoreMismatch, StoreUnavailable, UsageError
+from ..errors import EffectOnceError, StoreError, StoreMismatch, StoreUnavailable, UsageError
 from ._postgres_sql import Call, Lost, Refusal, Row, Statement, Statements, Wires
 from ._steps import Kept
 from ._urls import shown
@@ -26,7 +26,12 @@ LOCKED: Final = "55P03"
 """A transaction that is still open has the row."""
 ITS_OWN: Final = ("22", "55")
 """Classes of refusals that are about one row: a value that does not fit, or a record that somebody keeps locked."""
+POOLED: Final = (
+    "A pooler such as PgBouncer is in between, which lends its sessions: add prepare=no to the URL, so that nothing is "
+    "asked of a session that the next one would not know."
+)
 ADVICE: Final = {
+    "42P05": POOLED,
     "42501": "Grant this role SELECT, INSERT, UPDATE and DELETE on the table.",
     "42P01": "It was there before: find out who dropped it. Without it nobody knows what has happened already.",
 }
@@ -96,9 +101,13 @@ class Table:
                 f"happen twice. Turn {which} on, or say durability=server to live with that."
             )
 
-    def unreachable(self, lost: Lost) -> StoreUnavailable:
+    def unreachable(self, lost: Lost) -> StoreError:
         """What to say when there is no answer."""
         why = " ".join(str(lost).split()).rstrip(".?")
+        if "unsupported startup parameter" in why:
+            return StoreMismatch(f"{self.shown} refused the settings of a session: {why}. {POOLED}")
+        if "prepared statement" in why:
+            return StoreUnavailable(f"{self.shown} has lost a statement: {why}. {POOLED}")
         return StoreUnavailable(
             f"{self.shown} gave no answer: {why}. Check that the server runs and that host, port, user, password and "
             "database are right; then try again with the same key."

@@ -121,10 +121,10 @@ class Wire:
     def _send_one(self, statement: Statement, values: list[bytes | None]) -> None:
         pg = self._pg
         if not self._is_to_prepare(statement):
-            pg.send_query_params(statement.text.encode(), values, None, statement.formats, 1)
+            pg.send_query_params(statement.sent, values, None, statement.formats, 1)
         else:
             if statement not in self._prepared and (statement, True) not in self._sent:
-                pg.send_prepare(statement.name, statement.text.encode())
+                pg.send_prepare(statement.name, statement.sent)
                 self._sent.append((statement, True))
             pg.send_query_prepared(statement.name, values, statement.formats, 1)
         self._sent.append((statement, False))

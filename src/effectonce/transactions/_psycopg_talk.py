@@ -8,9 +8,7 @@ an interrupt or a cancelled task leaves the connection as it would after any oth
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import lru_cache
 from typing import Any
-from zlib import crc32
 
 from psycopg import errors, pq
 from psycopg.adapt import Transformer
@@ -55,7 +53,7 @@ def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Any, Any, list[R
         if isinstance(statement, str):
             pg.send_query_params(statement.encode(), None)
             continue
-        text, name = named = _named(statement.name, statement.text)
+        text, name = named = statement.sent, statement.name
         if prepared is None:
             pg.send_query_params(text, values, None, statement.formats, 1)
             continue
@@ -84,13 +82,6 @@ def _note(prepares: dict[int, tuple[bytes, bytes]], answers: list[Any], prepared
         if answers[place].status == COMMAND:
             prepared[named] = named[1]
             del answers[place]
-
-
-@lru_cache(maxsize=256)
-def _named(name: bytes, text: str) -> tuple[bytes, bytes]:
-    """A statement as it is sent, and its name, which is not the same for another store's table."""
-    sent = text.encode()
-    return sent, b"%b_%08x" % (name, crc32(sent))
 
 
 def _register(connection: Any) -> Names | None:
