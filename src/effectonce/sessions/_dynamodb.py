@@ -27,10 +27,11 @@ from .._records import Claim, Completion, Decision, Ending, Record
 from ..errors import StoreError, StoreUnavailable, UsageError
 from ..stores import _dynamodb_items as items
 from ..stores._dynamodb_items import Kept, number
+from ..stores._dynamodb_parts import LARGEST_PART
 from ..stores._dynamodb_table import MOST_WRITES, Conflict
 from ..stores._dynamodb_writes import KEY, Change, Drop, Item, Put, Update, Write
 from ..stores.base import Features, Store, StoreStats
-from ..stores.dynamodb import LARGEST_PART, DynamoDBStore
+from ..stores.dynamodb import DynamoDBStore
 from ._dynamodb_shelf import FOREVER, Shelf, as_seen, name_of, numbers_of, parts_names, until_of
 from ._rules import Contact, Session, SessionClaim, granted, is_dropped, parts_of
 from ._store import DeskStore, Sight, claiming, contacting, ending, or_raised

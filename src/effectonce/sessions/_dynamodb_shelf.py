@@ -23,9 +23,10 @@ from .._records import Record
 from ..errors import StoreError, StoreMismatch
 from ..stores import _dynamodb_items as items
 from ..stores._dynamodb_items import Kept, number
+from ..stores._dynamodb_parts import LARGEST_PART
 from ..stores._dynamodb_table import MOST_WRITES
 from ..stores._dynamodb_writes import KEY, Drop, Item, Update, Where, Write
-from ..stores.dynamodb import LARGEST_PART, DynamoDBStore
+from ..stores.dynamodb import DynamoDBStore
 from ._rules import is_dropped
 
 FOREVER: Final[Item] = {"e": number(10**12)}

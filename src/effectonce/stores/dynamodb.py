@@ -24,17 +24,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from hashlib import sha256
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, is_expired
 from .._records import NOBODY, Claim, Decision, Record, State
-from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
+from ..errors import StoreError, StoreUnavailable, UsageError
 from . import _dynamodb_items as items
 from ._crew import Crew, awaited
 from ._dynamodb_items import Glance, Kept, Watches, item_key, number
+from ._dynamodb_parts import LARGEST_PART, stored, whole
 from ._dynamodb_table import MOST_WRITES, Outcome, Table
 from ._dynamodb_writes import EXPIRY, KEY, Change, Item, Put
 from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap, claiming
@@ -44,8 +44,6 @@ from .base import Features, Store, StoreStats, all_decided
 T = TypeVar("T")
 Asked = Step | Glance
 
-LARGEST_PART = 380_000
-"""Bytes of a result, or of a part of one, in one item. DynamoDB's limit is 400 KiB, names and all."""
 LARGEST_SHARED = 16_384
 """Bytes of a result that may share a request with others."""
 THREADS = 4
@@ -298,7 +296,7 @@ class DynamoDBStore(_Verbs):
                 key, _, fence, state, result, keep, _ = completion
                 ended = Record(key, state, NOBODY, fence, b"", 0.0, 1, result, now + keep, False)
                 times = items.times_of(ended, now, self._skew)
-                return items.ending_of(item_key(key), completion, times | self._result_of(ended, times))
+                return items.ending_of(item_key(key), completion, times | stored(self._table, ended, times))
             case Hold(renewal) | Save(renewal):
                 key, owner, fence, lease, keep, journal = renewal
                 until = now + lease
@@ -315,7 +313,7 @@ class DynamoDBStore(_Verbs):
                 seen = cast("Kept", before)
                 times = items.times_of(after, seen.seen_at, self._skew)
                 lease, version = after.lease_until - seen.seen_at, self._stamp(now)
-                values = items.item_of(after, lease, version, times, self._result_of(after, times))
+                values = items.item_of(after, lease, version, times, stored(self._table, after, times))
                 del values[KEY]
                 removed = tuple(name for name in items.ATTRIBUTES if name not in values)
                 return Change(item_key(before.key), values, removed, items.same_as(seen))
@@ -346,7 +344,7 @@ class DynamoDBStore(_Verbs):
             record = items.record_of(item, now, self._watches.lease_ends) if item else None
         if record is not None and record.key != key:
             raise items.not_ours(item)
-        return Found(None if record is None else self._whole(item, record), now)
+        return Found(None if record is None else whole(self._table, item, record), now)
 
     def _stamp(self, now: float) -> int:
         """Microseconds since 1970, but never the same twice, and never less than before."""
@@ -409,40 +407,9 @@ class DynamoDBStore(_Verbs):
                 return False
         return self._table.delete(key, items.same_as(record))
 
-    # Results
-
-    def _result_of(self, record: Record, times: Item) -> Item:
-        """A record's result. A large one goes into items of its own first, which outlive the record."""
-        result = record.result
-        if result is None:
-            return {}
-        if len(result) <= LARGEST_PART:
-            return {"r": {"B": result}}
-        name = sha256(record.key.encode() + result).hexdigest()
-        starts = range(0, len(result), LARGEST_PART)
-        expiry = {attribute: number(items.seconds(at) + items.A_DAY) for attribute, at in times.items()}
-        for index, start in enumerate(starts):
-            part: Item = {KEY: {"S": items.part_key(name, index)}}
-            self._table.overwrite(part | {"r": {"B": result[start : start + LARGEST_PART]}} | expiry)
-        return {"d": {"S": name}, "n": number(len(starts))}
-
     def _record_of(self, item: Item, now: float) -> Record:
         """A record as operators see it, with its result."""
-        return self._whole(item, items.record_of(item, now, self._watches.lease_seems_to_end))
-
-    def _whole(self, item: Item, record: Kept) -> Kept:
-        """A record with its result, also if that is in items of its own."""
-        if "n" not in item:
-            return record
-        name = item["d"]["S"]
-        keys = [items.part_key(name, index) for index in range(int(item["n"]["N"]))]
-        parts = self._table.read_many(keys)
-        result = b"".join(parts[key]["r"]["B"] for key in keys if key in parts)
-        if sha256(record.key.encode() + result).hexdigest() != name:
-            raise StoreMismatch(
-                "Parts of this stored result are missing: somebody deleted them.", key=record.key
-            )
-        return items.with_result(record, result)
+        return whole(self._table, item, items.record_of(item, now, self._watches.lease_seems_to_end))
 
 
 class _OnThreads(_Verbs):
