@@ -196,6 +196,8 @@ class _Piece:
         """Run a handler and write down what became of it, or give what has to be awaited for that."""
         attempt = opened[index]
         assert attempt is not None
+        if self.interrupted is not None:
+            return None
         if attempt.lost:  # its turn comes after its lease: it goes its own way
             self.flow.close(attempt, None)
             opened[index] = None
@@ -210,7 +212,7 @@ class _Piece:
                 return self._attended(index, attempt, value)
             self.ran[index] = make(_Ran, (attempt, value, None))
         except BaseException as error:
-            self.ran[index] = _Ran(attempt, None, error)
+            self._raised(index, attempt, error)
         finally:
             CURRENT.reset(token)
             if attempt.line != self.thread:  # it helps out, and may next have to wait for this key elsewhere
@@ -225,12 +227,20 @@ class _Piece:
             value = await self.colour.attend(attempt, waits)
             self.ran[index] = make(_Ran, (attempt, value, None))
         except BaseException as error:
-            self.ran[index] = _Ran(attempt, None, error)
+            self._raised(index, attempt, error)
         finally:
             CURRENT.reset(token)
 
+    def _raised(self, index: int, attempt: Attempt, error: BaseException) -> None:
+        """Note what a handler raised. After Ctrl-C what has begun is brought to its end, the rest never begins."""
+        self.ran[index] = _Ran(attempt, None, error)
+        if not isinstance(error, (Exception, *self.colour.cancelled)):
+            self.interrupted = self.interrupted or error
+
     async def _by_itself(self, index: int) -> None:
         """Have a message go its own way: it was not claimed with the others, or its turn came after its lease."""
+        if self.interrupted is not None:
+            return
         call, args = self.slots[index]
         outcome = await self._alone(self.flow.run(self.colour, call, self.handler, args, {}), own=True)
         if outcome is not None:

@@ -744,11 +744,38 @@ def test_a_handler_that_awaits_what_was_cancelled_is_one_messages_own(
 
 
 def test_an_interrupt_in_a_handler_spoils_nothing(receiver: Receiver, colour: Colour) -> None:
-    """It is raised after the others were recorded; its own claim is kept, since it is not the handler's word."""
+    """It is raised when what ended before is recorded; its own claim is kept, since it is not the handler's word."""
     with pytest.raises(Crash):
-        colour.batch(receiver, THREE, Mixed(b=Crash()))
-    assert [in_store(receiver, name) for name in "abc"] == ["COMPLETED", "PENDING", "COMPLETED"]
+        colour.batch(receiver, THREE[:2], Mixed(b=Crash()), concurrency=1)
+    assert [in_store(receiver, name) for name in "ab"] == ["COMPLETED", "PENDING"]
     assert not receiver._keeper.live
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_after_an_interrupt_the_rest_of_a_batch_never_begins(
+    receiver: Receiver, colour: Colour, interrupt: type[BaseException]
+) -> None:
+    """Who presses Ctrl-C need not wait for all the others; their claims are given back."""
+    handler = Mixed(b=interrupt(), c=AssertionError("ran"))
+    with pytest.raises(interrupt):
+        colour.batch(receiver, THREE, handler, concurrency=1)
+    assert [in_store(receiver, name) for name in "abc"] == ["COMPLETED", "PENDING", "ABSENT"]
+    record = receiver.get(receiver.key_of(Message("c")))
+    assert record is not None and record.attempts == 0
+    assert not receiver._keeper.live
+
+
+def test_after_an_interrupt_nobody_is_waited_for(store: Store, colour: Colour) -> None:
+    """What another is at would be asked for when the batch is recorded; an interrupted one is at its end by then."""
+    receiver, policy = Receiver(store), Policy(on_crash="in_doubt", prober=lambda _: Resolution.not_applied())
+    handler = Mixed(a=KeyboardInterrupt(), b=AssertionError("ran"))
+    for message in THREE[:2]:
+        receiver.process_batch(
+            [message], Mixed(**{message.id: TimeoutError()}), policy=policy.but(in_doubt=(TimeoutError,))
+        )
+    with pytest.raises(KeyboardInterrupt):
+        colour.batch(receiver, THREE[:2], handler, concurrency=1, policy=policy)
+    assert [in_store(receiver, name) for name in "ab"] == ["PENDING", "IN_DOUBT"]
 
 
 # Colours
