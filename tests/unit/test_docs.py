@@ -1,4 +1,4 @@
-"""Every example in the documentation runs, every command it shows exists, and every word of ours is in it."""
+"""The documentation holds: examples run, commands exist, links lead somewhere, and every word of ours is in it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [page for page in PAGES if page.exists()]
+LINKED = [*PAGES, *sorted((ROOT / "examples").glob("*/README.md")), ROOT / "benchmarks/README.md"]
+TESTS = [path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))]
 
 # A block is left out only by a comment that says why, on the line before it.
 OPT_OUT = re.compile(r"<!-- not run: \S.* -->")
@@ -106,6 +108,39 @@ def exists(command: str) -> bool:
         command in READERS_COMMANDS
         or shutil.which(command, path=str(Path(sys.executable).parent)) is not None
     )
+
+
+def prose_of(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^( *)(`{3,}).*?^ *\2$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as they are made where pages are shown."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file or a folder of this project, and to a heading that is there."""
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)) if "://" not in link]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        assert not anchor or anchor in anchors_of(target), f"{link} names no heading"
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_what_a_page_says_shows_something_is_there(page: Path) -> None:
+    """Files and folders of this project by their paths, and tests by their names, of which "…" is the rest."""
+    text = prose_of(page)
+    for path in re.findall(r"`((?:tests|src|benchmarks|examples|scripts|docs)/[\w./*-]+)`", text):
+        assert list(ROOT.glob(path.rstrip("/"))), f"there is no {path}"
+    for name in re.findall(r"`(test_[\w…]+)`", text):
+        pattern = re.compile(rf"def {name.replace('…', '[a-z0-9_]*')}\(")
+        assert any(pattern.search(source) for source in TESTS), f"there is no {name}"
 
 
 def commands_and_options() -> list[str]:
