@@ -330,6 +330,26 @@ def test_an_app_that_sends_a_file_is_remembered_too() -> None:
 # -- Closing, and clients that go away -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("body", [b"abc", b"abcde"], ids=["too short", "too long"])
+def test_an_answer_that_is_not_as_long_as_it_says_is_not_recorded(body: bytes) -> None:
+    """A client would wait for the rest, or take it for the next answer. It is the app's error, so a retry may run."""
+    server = Server(answering(body, headers=[*TEXT, ("Content-Length", "4")]))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="said that it answers 4 bytes"):
+            server.send()
+    assert server.events.count("released") == 2
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+def test_an_answer_that_can_have_no_body_loses_the_one_it_has(status: str) -> None:
+    """And its length, so that nobody waits for what isn't sent. What the app did is done, once."""
+    server = Server(answering(b"null", status=status, headers=[("Content-Length", "4")]))
+    for _ in range(2):
+        code, headers, body = server.send()
+        assert (code, body, "content-length" in headers) == (int(status[:3]), b"", False)
+    assert server.events.count("completed") == 1
+
+
 def test_the_apps_iterable_is_closed_once_before_its_answer_is_recorded() -> None:
     """Whatever it does on closing, such as ending a transaction, is part of what happened."""
     answers: list[Answer] = []

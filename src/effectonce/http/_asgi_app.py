@@ -15,7 +15,7 @@ from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Message, Passing, Receive, close, message_of
 from ._boundary import Boundary, Exchange, key_missing, natural_key
-from ._exchange import BODILESS, Answer, Problem, key_of, start_of
+from ._exchange import Answer, Problem, body_of, key_of, start_of
 from ._names import checked_scope
 from ._rules import Headers, Request, Rules
 from ._wishes import WISH, Wish
@@ -230,11 +230,11 @@ class Covered:
 
     async def _complete(self, body: bytes) -> None:
         status, headers, _ = self._start()
-        if status in BODILESS:  # servers drop it, as clients don't read it
-            body = b""
-        if self._length is not None and len(body) != self._length:
+        try:
+            body = body_of(status, self._length, body)
+        except RuntimeError:
             self._recording = False  # it is the app's word that this is wrong
-            raise RuntimeError(f"The app said that it answers {self._length} bytes, and sent {len(body)}.")
+            raise
         if len(body) > self._rules.max_response:
             await self._stream(body, more=False)
             return

@@ -234,6 +234,15 @@ def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
     return length, endless
 
 
+def body_of(status: int, length: int | None, body: bytes) -> bytes:
+    """The body of a complete answer. Raises ``RuntimeError`` for one that is not as long as the app has said."""
+    if status in BODILESS:  # servers drop it, as clients don't read it
+        return b""
+    if length is not None and len(body) != length:
+        raise RuntimeError(f"The app said that it answers {length} bytes, and sent {len(body)}.")
+    return body
+
+
 def remembered(answer: Answer) -> Answer:
     """What is stored of an answer. Headers keep their order and their repetitions."""
     status, headers, body = answer

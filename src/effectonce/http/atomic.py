@@ -34,19 +34,7 @@ from . import _asgi_body as asgi_body
 from . import wsgi
 from ._asgi_app import App, Send, request_of, seen_path, send_answer, without_extensions
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
-from ._exchange import (
-    ANSWER,
-    BODILESS,
-    PUBLIC,
-    Answer,
-    Hasher,
-    Header,
-    Problem,
-    Start,
-    is_endless,
-    sound,
-    start_of,
-)
+from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, body_of, start_of
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._quota import Share
@@ -244,10 +232,7 @@ async def _collected(app: App, scope: Any, body: bytes) -> Answer:
     await app({**without_extensions(scope)}, receive, send)
     if start is None or not is_complete:
         raise RuntimeError("The app returned without a complete response.")
-    said = b"" if status in BODILESS else b"".join(pieces)
-    if start.length is not None and start.length != len(said):
-        raise RuntimeError(f"The app said that it answers {start.length} bytes, and sent {len(said)}.")
-    return Answer(status, start.headers, said)
+    return Answer(status, start.headers, body_of(status, start.length, b"".join(pieces)))
 
 
 class AtomicWSGIMiddleware:
@@ -324,15 +309,17 @@ class AtomicWSGIMiddleware:
 
 
 def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
-    said: list[tuple[str, list[tuple[str, str]]]] = []
+    said: list[tuple[int, Start]] = []
     pieces: list[bytes] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if said and exc_info is None:
             raise AssertionError("The app called start_response twice.")
-        if is_endless(_pairs(headers)):
+        code = int(status[:3])
+        start = start_of(code, wsgi.pairs_of(headers))
+        if start.endless:
             raise _endless()
-        said[:] = [(status, headers)]
+        said[:] = [(code, start)]
         pieces.clear()  # it takes back what it said
         return pieces.append
 
@@ -343,12 +330,8 @@ def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
         getattr(result, "close", lambda: None)()
     if not said:
         raise RuntimeError("The app answered without start_response.")
-    ((status, headers),) = said
-    return Answer(int(status[:3]), sound(_pairs(headers)), b"".join(pieces))
-
-
-def _pairs(headers: list[tuple[str, str]]) -> list[Header]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    ((code, start),) = said
+    return Answer(code, start.headers, body_of(code, start.length, b"".join(pieces)))
 
 
 def _endless() -> UsageError:

@@ -19,7 +19,7 @@ from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
-from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
+from ._exchange import PUBLIC, Answer, Hasher, Header, Problem, body_of, start_of
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Route, Rules, RuleWords, Scope
@@ -92,6 +92,7 @@ class _Covered:
         self._middleware, self._rules = middleware, rules
         self._environ, self._start_response = environ, start_response
         self._said: Answer | None = None  # the status and the headers, as the app said them last
+        self._length: int | None = None  # of the body, as it said
         self._endless = False
         self._held: list[bytes] = []
         self._size = 0
@@ -167,7 +168,8 @@ class _Covered:
         if self._streams and self._instead is None:
             return _Stream(self, self._take_held(), pieces, close)
         close()
-        return self._answer()
+        said = self._begun()
+        return said._replace(body=body_of(said.status, self._length, b"".join(self._held)))
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> StartResponse:
         """The app's ``start_response``. With ``exc_info`` it takes back what it said, unless that is on its way."""
@@ -176,8 +178,9 @@ class _Covered:
             return self._write
         if self._said is not None and exc_info is None:
             raise AssertionError("The app called start_response twice.")
-        pairs = sound((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
-        self._said, self._endless = Answer(int(status[:3]), pairs, None), is_endless(pairs)
+        code = int(status[:3])
+        pairs, self._length, self._endless = start_of(code, pairs_of(headers))
+        self._said = Answer(code, pairs, None)
         self._take_held()
         return self._write
 
@@ -201,7 +204,7 @@ class _Covered:
 
     def _open_stream(self) -> None:
         """Record that it was done, without what it says, and let the response go as it comes."""
-        said = self._answer()._replace(body=None)
+        said = self._begun()
         self._streams = True
         self._instead = run(self.exchange.record(said))
         if self._instead is None:
@@ -215,10 +218,10 @@ class _Covered:
         traceback.print_exception(error, file=self._environ["wsgi.errors"])
         return answer
 
-    def _answer(self) -> Answer:
+    def _begun(self) -> Answer:
         if self._said is None:
             raise AssertionError("The app answered without start_response.")
-        return self._said._replace(body=b"".join(self._held))
+        return self._said
 
     def _take_held(self) -> bytes:
         held = b"".join(self._held)
@@ -298,6 +301,11 @@ def lines_of(environ: Environ, header: str) -> list[bytes]:
     """The lines of a header. Several have become one by now, with commas; so a key of two lines is none."""
     line: str | None = environ.get(_variable(header))
     return [] if line is None else [line.encode("latin-1")]
+
+
+def pairs_of(headers: Iterable[tuple[str, str]]) -> list[Header]:
+    """Headers as the boundary has them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def _head(answer: Answer) -> tuple[str, list[tuple[str, str]]]:
