@@ -103,7 +103,7 @@ class Flow:
             if type(attempt) is not Attempt:
                 return await self.finish(colour, call, attempt, value)
             attempt.ending = True
-            result = answers.encoded(policy, hint, value)
+            result = answers.encoded(claim.key, policy, hint, value)
             completion = make(
                 Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True)
             )

@@ -626,6 +626,19 @@ def test_a_result_that_cant_be_stored_is_still_a_completion(
     assert not receiver._keeper.live
 
 
+def test_a_result_that_cant_be_stored_is_warned_of(
+    receiver: Receiver, colour: Colour, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has it when it happens, once and with its key, and not only when a repeat asks in vain."""
+    colour.process(receiver, EVENT, Counted(object()))
+    (line,) = caplog.records
+    assert (
+        line.levelname == "WARNING"
+        and "a result can't be stored: result is a builtins:object" in line.message
+    )
+    assert line.effect_key == receiver.key_of(EVENT)  # type: ignore[attr-defined]
+
+
 def test_a_result_may_be_too_large(receiver: Receiver, colour: Colour) -> None:
     """One larger than max_result= is treated the same, and the replay says both sizes."""
     policy = Policy(max_result=100)
