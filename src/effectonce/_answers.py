@@ -24,7 +24,7 @@ from .errors import (
 )
 from .hooks import EventKind
 from .keys import new_owner
-from .policy import Policy, Resolution
+from .policy import ExceptionTypes, Policy, Resolution
 
 COMPLETED = State.COMPLETED
 UNAVAILABLE = b"!"
@@ -74,11 +74,18 @@ def failure_of(call: Call, attempt: Attempt, error: BaseException) -> Completion
     state, result = State.ABSENT, None if attempt.journal is None else attempt.journal.unsaved
     if isinstance(error, NotApplied | StepMismatch):
         pass  # that nothing happened, by the handler's own word or by ours, goes before every list of types
-    elif isinstance(error, policy.in_doubt):
+    elif _has(error, policy.in_doubt):
         state = State.IN_DOUBT
     elif isinstance(error, policy.remember):
         state, result = State.FAILED, _encoded_error(policy, error)
     return Completion(call.key, attempt.claim.owner, attempt.fence, state, result, policy.keep)
+
+
+def _has(error: BaseException, types: ExceptionTypes) -> bool:
+    """Whether an exception is of some type, or one in the group that it is: task groups raise nothing else."""
+    if isinstance(error, types):
+        return True
+    return isinstance(error, BaseExceptionGroup) and any(_has(each, types) for each in error.exceptions)
 
 
 def shortened(ending: Completion, error: UsageError) -> Completion:

@@ -71,7 +71,7 @@ class Policy:
                   shared too), or "skip" (an outcome without a result)
     wait          how long "wait" and "join" wait at most, 0 is not at all; by default the lease and a little more
     remember      exception types that are a result: every repeat gets the same error
-    in_doubt      exception types after which nobody knows what happened, such as a time-out
+    in_doubt      exception types after which nobody knows what happened, such as a time-out; in an ExceptionGroup, too
     on_crash      an attempt that ended without a word, by a crash, Ctrl-C or cancellation. "retry": the next delivery
                   takes over when its lease is over; "in_doubt": it waits for a prober or a person
     max_attempts  after so many attempts the key fails for good; None is no limit

@@ -311,6 +311,18 @@ def test_an_error_that_leaves_doubt(receiver: Receiver, colour: Colour, told: To
     assert refused.value.key == key_in(told)
 
 
+def test_an_error_that_leaves_doubt_may_be_in_a_group(receiver: Receiver, colour: Colour) -> None:
+    """A task group wraps what its tasks raise; one time-out among them is enough for nobody to know."""
+    group = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [TimeoutError()])])
+    with pytest.raises(ExceptionGroup, match="tasks"):
+        colour.process(receiver, EVENT, Counted(group), policy=Policy(in_doubt=TimeoutError))
+    with pytest.raises(InDoubt, match="resolve"):
+        colour.process(receiver, EVENT, must_not_run)
+    with pytest.raises(ExceptionGroup, match="tasks"):
+        colour.process(receiver, Message("e-2"), Counted(group), policy=Policy(in_doubt=KeyError))
+    assert colour.process(receiver, Message("e-2"), Counted()).attempt == 2
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Crash])
 def test_an_interrupt_is_not_the_handlers_word(
     receiver: Receiver, clock: ManualClock, told: Told, kind: type[BaseException]
