@@ -100,6 +100,20 @@ def file(request: HttpRequest) -> FileResponse:
     return FileResponse(BytesIO(b"x" * int(request.GET["size"])), filename="report.txt", as_attachment=True)
 
 
+def deleted(request: HttpRequest) -> HttpResponse:
+    runs.append(request)
+    response = JsonResponse({"deleted": True}, status=204)
+    response["Content-Length"] = "17"
+    return response
+
+
+def broken(request: HttpRequest) -> HttpResponse:
+    runs.append(request)
+    response = StreamingHttpResponse([b"abc"]) if "streamed" in request.GET else HttpResponse(b"abc")
+    response["Content-Length"] = "4"
+    return response
+
+
 def stream(request: HttpRequest) -> StreamingHttpResponse:
     def pieces() -> Iterator[str]:
         for number in range(3):
@@ -141,6 +155,8 @@ def save(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("pay", pay),
+    path("deleted", deleted),
+    path("broken", broken),
     path("pay-later", pay_later),
     path("maybe", maybe),
     path("search", search),
@@ -399,6 +415,26 @@ def test_a_plain_stream_on_an_event_loop_is_read_in_threads(words: dict[str, Any
         words["max_response"] = most
         response = asend("post", "/stream", headers={"Idempotency-Key": key})
         assert content(response) == b"0 1 1 1 2 1 "
+
+
+def test_an_answer_that_can_have_no_body_loses_the_one_it_has(send: Callable[..., Any]) -> None:
+    """``JsonResponse({…}, status=204)``: some servers send what clients take for the next answer."""
+    for _ in range(2):
+        response = send("post", "/deleted", **KEY)
+        assert (response.status_code, response.content) == (204, b"")
+        assert "Content-Length" not in response
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("query", ["", "?streamed"])
+def test_an_answer_that_is_not_as_long_as_it_says_is_not_recorded(
+    send: Callable[..., Any], query: str
+) -> None:
+    """It is the view's error, so a retry may run."""
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="said that it answers 4 bytes"):
+            send("post", f"/broken{query}", **KEY)
+    assert len(runs) == 2
 
 
 def test_what_is_below_is_remembered_and_what_is_above_runs_again(send: Callable[..., Any]) -> None:

@@ -187,6 +187,11 @@ def sound(headers: Iterable[Header]) -> tuple[Header, ...]:
     return kept
 
 
+def pairs_of(headers: Iterable[tuple[str, str]]) -> list[Header]:
+    """Headers of frameworks that have them as text."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
 class Start(NamedTuple):
     """The start of an answer, and what it says of its body: how long it is, if it says so, and whether it ends."""
 

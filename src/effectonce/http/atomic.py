@@ -34,7 +34,7 @@ from . import _asgi_body as asgi_body
 from . import wsgi
 from ._asgi_app import App, Send, request_of, seen_path, send_answer, without_extensions
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
-from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, body_of, start_of
+from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, body_of, pairs_of, start_of
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._quota import Share
@@ -316,7 +316,7 @@ def _collected_wsgi(app: wsgi.App, environ: wsgi.Environ) -> Answer:
         if said and exc_info is None:
             raise AssertionError("The app called start_response twice.")
         code = int(status[:3])
-        start = start_of(code, wsgi.pairs_of(headers))
+        start = start_of(code, pairs_of(headers))
         if start.endless:
             raise _endless()
         said[:] = [(code, start)]

@@ -34,7 +34,7 @@ from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
-from ._exchange import PUBLIC, Answer, Hasher, Problem, is_endless, sound
+from ._exchange import BODILESS, PUBLIC, Answer, Hasher, Problem, body_of, pairs_of, start_of
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Rules, RuleWords, mark, mark_of
@@ -146,13 +146,12 @@ class _Covered:
         hasher = Hasher(request.method, *path, rules.fingerprint)
         monotonic = boundary.receiver.flow.monotonic
         body = await side.reading(request, lambda: _take_in_body(request, rules, hasher, monotonic))
+        _close_with(request, body)
         if key is None:
             key = natural_key(rules, seen, whole(body))
         self._exchange = self._exchange_for(key, scope)
         answer = await self._exchange.open(hasher.digest())
-        response = await side.shielded(self._handle()) if answer is None else _response(answer)
-        response._resource_closers.append(body.close)
-        return response
+        return await side.shielded(self._handle()) if answer is None else _response(answer)
 
     @property
     def _lines(self) -> list[bytes]:
@@ -184,18 +183,23 @@ class _Covered:
 
     async def _collect(self, response: Any) -> tuple[Answer, Any]:
         """What a response says, without a body if it can't be held; and what a streaming one has to stream now."""
-        headers = sound((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items())
-        said, most = Answer(response.status_code, headers, None), self._rules.max_response
+        status, most = response.status_code, self._rules.max_response
+        headers, length, endless = start_of(status, pairs_of(response.items()))
+        said = Answer(status, headers, None)
+        if status in BODILESS:
+            del response["Content-Length"]
         if not response.streaming:
-            body = response.content
-            return said._replace(body=None if len(body) > most or is_endless(headers) else body), None
+            body = body_of(status, length, response.content)
+            if status in BODILESS:
+                response.content = body
+            return said._replace(body=None if len(body) > most or endless else body), None
         pieces = self._side.pieces(response)
         held: list[bytes] = []
         size = 0
-        while size <= most and not is_endless(headers):
+        while size <= most and not endless:
             piece = await self._side.next_of(pieces)
             if piece is None:
-                body = b"".join(held)
+                body = body_of(status, length, b"".join(held))
                 return said._replace(body=body), self._side.again(body)
             held.append(piece)
             size += len(piece)
@@ -343,6 +347,17 @@ def _take_in_body(request: Any, rules: Rules, hasher: Hasher, monotonic: Callabl
         body = take_in_from(environ, rules, hasher, monotonic)
     request._stream, request._read_started = body, False
     return body
+
+
+def _close_with(request: Any, body: IO[bytes]) -> None:
+    """Close a body with its request, which Django does after any response, also one that it has made of an error."""
+    close = request.close
+
+    def close_both() -> None:
+        close()
+        body.close()
+
+    request.close = close_both
 
 
 def _length(stream: Any, meta: dict[str, Any]) -> int:

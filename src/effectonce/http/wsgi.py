@@ -19,7 +19,7 @@ from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
-from ._exchange import PUBLIC, Answer, Hasher, Header, Problem, body_of, start_of
+from ._exchange import PUBLIC, Answer, Hasher, Problem, body_of, pairs_of, start_of
 from ._intake import take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Route, Rules, RuleWords, Scope
@@ -301,11 +301,6 @@ def lines_of(environ: Environ, header: str) -> list[bytes]:
     """The lines of a header. Several have become one by now, with commas; so a key of two lines is none."""
     line: str | None = environ.get(_variable(header))
     return [] if line is None else [line.encode("latin-1")]
-
-
-def pairs_of(headers: Iterable[tuple[str, str]]) -> list[Header]:
-    """Headers as the boundary has them."""
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def _head(answer: Answer) -> tuple[str, list[tuple[str, str]]]:
