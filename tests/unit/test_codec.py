@@ -24,6 +24,7 @@ from typing import (
     NewType,
     NotRequired,
     Optional,
+    Self,
     TypedDict,
     TypeVar,
     Union,
@@ -680,9 +681,38 @@ def test_an_unknown_error_becomes_a_remembered_one() -> None:
     assert (str(back), back.error_type) == ("declined with 5", f"{__name__}:Stolen")
 
 
+class Several(ExceptionGroup[Exception]):
+    """A group whose arguments are its own."""
+
+    def __new__(cls, code: int, errors: list[Exception]) -> Self:
+        group = super().__new__(cls, f"code {code}", errors)
+        group.code = code  # type: ignore[attr-defined]
+        return group
+
+
+def test_a_group_keeps_its_members() -> None:
+    """``except*`` finds them again; those that the policy does not name are told by their text."""
+    inner = Several(5, [ValueError("a"), Stolen(code=5, amount=Decimal(1))])
+    stored = encode_error(ExceptionGroup("all", [OSError(2, "no"), inner]))
+    assert isinstance(decode_error(stored, (Several, CardDeclined)), RememberedError)
+    back = decode_error(stored, (ExceptionGroup, ValueError, CardDeclined))
+    assert isinstance(back, ExceptionGroup) and str(back) == "all (2 sub-exceptions)"
+    missing, several = back.exceptions
+    assert isinstance(missing, RememberedError) and missing.error_type == "builtins:FileNotFoundError"
+    assert isinstance(several, Several) and (several.message, vars(several)) == ("code 5", {"code": 5})
+    assert [(type(each), str(each)) for each in several.exceptions] == [
+        (ValueError, "a"), (Stolen, "declined with 5")
+    ]  # fmt: skip
+
+
 def test_an_error_that_can_not_be_rebuilt_becomes_a_remembered_one() -> None:
-    """A group needs its members, which are no data."""
-    back = decode_error(encode_error(ExceptionGroup("several", [ValueError("a")])), (Exception,))
+    """Groups in groups without end are told by their text."""
+    group = ExceptionGroup("several", [ValueError("a")])
+    for _ in range(500):
+        group = ExceptionGroup("several", [group])
+    back: BaseException = decode_error(encode_error(group), (Exception,))
+    while isinstance(back, ExceptionGroup):
+        (back,) = back.exceptions
     assert isinstance(back, RememberedError)
 
 

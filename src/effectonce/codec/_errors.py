@@ -11,6 +11,8 @@ from ._kinds import qualified
 from ._values import STORED, decode
 
 LONGEST_MESSAGE = 1000
+DEEPEST_GROUP = 8
+"""Groups in groups, of which the members are kept."""
 
 
 def encode_error(error: BaseException, most: int = 1 << 20) -> bytes:
@@ -18,17 +20,23 @@ def encode_error(error: BaseException, most: int = 1 << 20) -> bytes:
 
     An argument or attribute that can't be encoded is kept as its text. More than ``most`` bytes are shortened.
     """
+    written = STORED.writer.write(_parts(error))
+    return written if len(written) <= most else shorter_error(written)
+
+
+def _parts(error: BaseException, depth: int = 0) -> dict[str, Any]:
     reduced: Any = _builtin_base(type(error)).__reduce__(error)
     _, make, *state = reduced
-    stored = {
+    parts = {
         "type": qualified(type(error)),
         "message": _text(error),
         "make": [_or_text(item) for item in make],
         "args": [_or_text(item) for item in error.args],
         "state": {name: _or_text(item) for name, item in (state[0] if state else {}).items()},
     }
-    written = STORED.writer.write(stored)
-    return written if len(written) <= most else shorter_error(written)
+    if isinstance(error, BaseExceptionGroup) and depth < DEEPEST_GROUP:
+        parts["make"] = [error.message, [_parts(each, depth + 1) for each in error.exceptions]]
+    return parts
 
 
 def shorter_error(data: bytes) -> bytes:
@@ -47,14 +55,20 @@ def decode_error(data: bytes, known: tuple[type[BaseException], ...]) -> BaseExc
 
     No ``__init__`` or ``__new__`` of the class itself runs, so odd signatures do no harm.
     """
-    stored = decode(data)
+    return _error_of(decode(data), known)
+
+
+def _error_of(parts: dict[str, Any], known: tuple[type[BaseException], ...]) -> BaseException:
     for cls in _with_subclasses(known):
-        if qualified(cls) == stored["type"]:
+        if qualified(cls) == parts["type"]:
             try:
-                return _rebuilt(cls, **stored)
+                if issubclass(cls, BaseExceptionGroup):
+                    message, members = parts["make"]
+                    parts["args"] = parts["make"] = [message, [_error_of(each, known) for each in members]]
+                return _rebuilt(cls, **parts)
             except Exception:
                 break
-    return RememberedError(stored["message"], error_type=stored["type"])
+    return RememberedError(parts["message"], error_type=parts["type"])
 
 
 def _rebuilt(
