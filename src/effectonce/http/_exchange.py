@@ -218,14 +218,6 @@ def _start(status: int, headers: tuple[Header, ...]) -> Start:
     return Start(kept, *outlook(status, headers))
 
 
-def is_endless(headers: Iterable[Header]) -> bool:
-    """Whether an answer is a stream of events, to be sent as they come."""
-    return any(
-        name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream")
-        for name, value in headers
-    )
-
-
 def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
     """What the start of an answer says of its body: how long it is, if it says so, and whether it has no end."""
     length = 0 if status in BODILESS else None

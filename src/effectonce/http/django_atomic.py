@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._boundary import Exchange
-from ._exchange import Answer, is_endless
+from ._exchange import Answer, start_of
 from .atomic import AtomicExchange
 from .django import IdempotencyMiddleware, _Covered  # first: without Django it says what to install
 
@@ -38,7 +38,7 @@ class _AtomicCovered(_Covered):
 
     async def _collect(self, response: Any) -> tuple[Answer, Any]:
         said, rest = await super()._collect(response)
-        if rest is not None and said.body is None and not is_endless(said.headers):
+        if rest is not None and said.body is None and not start_of(said.status, said.headers).endless:
             rest = list(rest)  # what a large response does while it is made is in the transaction, too
         return said, rest
 
