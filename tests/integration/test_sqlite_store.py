@@ -30,6 +30,7 @@ from effectonce._records import Completion, Ending, State, Verdict
 from effectonce.errors import (
     EffectOnceError,
     InProgress,
+    ResultUnavailable,
     StoreError,
     StoreMismatch,
     StoreUnavailable,
@@ -256,6 +257,24 @@ def test_a_log_that_ends_with_its_connections_is_not_missed(path: Path) -> None:
         clock.advance(1)
         assert receiver.get(receiver.key_of(Message("e-1"))) is not None
         assert receiver.process(Message("e-2"), lambda _: "second").value == "second"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_result_that_does_not_fit_is_no_outage(path: Path, size: int) -> None:
+    """SQLite has room for a gigabyte in one place: what is longer is done, can't be replayed, and costs no other."""
+    store = SQLiteStore(path)
+    store._writing().setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 5000)
+    messages = [Message("long"), Message("short")]
+
+    def handler(message: Message) -> str:
+        return "x" * 6000 if message.id == "long" else "short"
+
+    with Receiver(store) as receiver:
+        first = receiver.process_batch(messages, handler, size=size)
+        assert [outcome.status for outcome in first] == ["executed"] * 2
+        again = receiver.process_batch(messages, must_not_run, size=size)
+        assert isinstance(again[0].error, ResultUnavailable)
+        assert again[1].value == "short"
 
 
 def test_a_lock_held_too_long_is_refused(store: SQLiteStore, path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError, StoreMismatch, StoreUnavailable, UsageError
+from ..errors import EffectOnceError, StoreMismatch, StoreUnavailable, UsageError
 from ._named import statements
 
 SQL = statements("sqlite.sql")
@@ -21,6 +21,8 @@ FIRST_PAUSE, LAST_PAUSE = 0.0002, 0.005
 Place = tuple[int, int]
 """The device and the number of a file, which no other has while that one is open."""
 
+FAILURES = (sqlite3.Error, OverflowError)
+"""What a command may raise. A value of more than 2 GB does not even get as far as SQLite."""
 NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 ADVICE = {
     sqlite3.SQLITE_BUSY: "Another connection holds the write lock; try again, or raise busy_timeout=. If it is one of "
@@ -121,12 +123,14 @@ class DatabaseFile:
         """Turn what sqlite3 raises into errors of the tree."""
         try:
             yield
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise self.translated(error) from error
 
-    def translated(self, error: sqlite3.Error) -> StoreError:
+    def translated(self, error: Exception) -> EffectOnceError:
         """An error of the tree that says what to do."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+        if isinstance(error, (OverflowError, sqlite3.DataError)):
+            return UsageError(f"SQLite has no room for a value: {error}. Nothing was changed.")
         if code in NOT_OURS or "no such table" in str(error):
             what = f"{self.path} can't be used as a store: {error}."
             return StoreMismatch(f"{what} Nothing was changed; name another file.")

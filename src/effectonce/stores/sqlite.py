@@ -26,7 +26,7 @@ from .._records import Claim, Completion, Decision, Ending, Record, Renewal, Sta
 from ..errors import UsageError
 from ._group import Group
 from ._readers import Readers
-from ._sqlite_file import SQL, DatabaseFile, roll_back
+from ._sqlite_file import FAILURES, SQL, DatabaseFile, roll_back
 from ._sqlite_rows import Pen, outline, read, replaced, row_of, scan, stats
 from ._urls import shown
 from .base import Features, Store, StoreStats
@@ -256,7 +256,7 @@ class SQLiteStore(_Verbs):
             with self._readers.lend() as reader:
                 looked = self._file.patiently(self._by_reading, reader, commands)
             return self._filled(looked, commands, self._group.submit)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise self._file.translated(error) from error
 
     def _execute_one(self, command: Command, perform: Callable[..., Answer]) -> Answer:
@@ -272,7 +272,7 @@ class SQLiteStore(_Verbs):
                     if answer is not AGAIN:
                         return answer
                 return self._write((command,))[0]
-            except sqlite3.Error:  # perhaps somebody was in the way; what failed has changed nothing
+            except FAILURES:  # perhaps somebody was in the way; what failed has changed nothing
                 return self._again(command)
 
     def _again(self, command: Command) -> Answer:
