@@ -64,7 +64,7 @@ def call_of(key: str, fingerprint: bytes, policy: Policy, hint: Any = Any, may_c
 def completion_of(call: Call, attempt: Attempt, value: Any) -> Completion:
     """The command that records a result. A result that can't be stored never costs the completion."""
     claim = attempt.claim
-    result = encoded(claim.key, call.policy, call.hint, value)
+    result = encoded(call.policy, call.hint, value)
     return make(Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True))
 
 
@@ -107,7 +107,7 @@ def settlement_of(call: Call, record: Record, resolution: Resolution, now: float
     state, result = State.ABSENT, None
     if resolution.kind == "completed":
         hint = call.hint if resolution.hint is Any else resolution.hint
-        state, result = State.COMPLETED, encoded(call.key, call.policy, hint, resolution.value)
+        state, result = State.COMPLETED, encoded(call.policy, hint, resolution.value)
         if result is not None and result.startswith(UNAVAILABLE):
             why = result[1:].decode("utf-8", "replace")
             raise UsageError(
@@ -208,31 +208,17 @@ def guarantee_of(policy: Policy) -> Guarantee:
     return "at_most_once" if policy.on_crash == "in_doubt" else "fenced"
 
 
-def encoded(key: str, policy: Policy, hint: Any, value: Any) -> bytes | None:
+def encoded(policy: Policy, hint: Any, value: Any) -> bytes | None:
     """A result as it is stored: None when the policy stores none, else its bytes or why there are none."""
     if not policy.store_result:
         return None
     try:
         encoded = codec.encode(value, hint)
     except codec.Unencodable as error:
-        _warn(key, error)
         return UNAVAILABLE + str(error).encode("utf-8", "backslashreplace")
     if len(encoded) > policy.max_result:
         return UNAVAILABLE + f"it has {len(encoded)} bytes, max_result is {policy.max_result}".encode()
     return encoded
-
-
-def _warn(key: str, error: codec.Unencodable) -> None:
-    """Say so when it happens: the first caller has its result, and misses nothing before a repeat does."""
-    import logging
-
-    logging.getLogger("effectonce").warning(
-        "a result can't be stored: %s. A repeat would raise ResultUnavailable; where nobody needs the result, say "
-        "store_result=False. key=%r",
-        error,
-        key,
-        extra={"effect_key": key},
-    )
 
 
 def _encoded_error(policy: Policy, error: BaseException) -> bytes:

@@ -12,7 +12,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _answers as answers
-from ._answers import Call
+from ._answers import UNAVAILABLE, Call
 from ._attempt import CURRENT, RENEW_SHARE, Attempt, Unprotected, take_back
 from ._cache import Cache
 from ._colours import Colour, insist
@@ -103,7 +103,7 @@ class Flow:
             if type(attempt) is not Attempt:
                 return await self.finish(colour, call, attempt, value)
             attempt.ending = True
-            result = answers.encoded(claim.key, policy, hint, value)
+            result = answers.encoded(policy, hint, value)
             completion = make(
                 Completion, (claim.key, claim.owner, attempt.fence, COMPLETED, result, claim.keep, True)
             )
@@ -230,6 +230,8 @@ class Flow:
             events.tell("completed", claim.key, attempt.fence, attempt.number, attempt.guarantee, took)
         if call.policy.cached:
             self.hold(attempt, completion)
+        if completion.result is not None and completion.result.startswith(UNAVAILABLE):
+            _warn_of(completion)
         guarantee = "at_most_once" if claim.once else "fenced"
         outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
         attempt.recorded = completion
@@ -493,3 +495,17 @@ class Flow:
         if self.events.hooks:
             guarantee = attempt.guarantee
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, guarantee, took, detail)
+
+
+def _warn_of(completion: Completion) -> None:
+    """Say that a result was not stored when it happens: its caller has it, and misses nothing before a repeat does."""
+    import logging
+
+    why = (completion.result or b"")[1:].decode("utf-8", "replace")
+    logging.getLogger("effectonce").warning(
+        "a result can't be stored: %s. A repeat would raise ResultUnavailable; where nobody needs the result, say "
+        "store_result=False. key=%r",
+        why,
+        completion.key,
+        extra={"effect_key": completion.key},
+    )

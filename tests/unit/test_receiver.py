@@ -638,16 +638,17 @@ def test_a_result_that_cant_be_stored_is_still_a_completion(
     assert not receiver._keeper.live
 
 
+@pytest.mark.parametrize(
+    ("result", "why"), [(object(), "result is a builtins:object"), ("x" * 200, "it has 202 bytes")]
+)
 def test_a_result_that_cant_be_stored_is_warned_of(
-    receiver: Receiver, colour: Colour, caplog: pytest.LogCaptureFixture
+    receiver: Receiver, colour: Colour, caplog: pytest.LogCaptureFixture, result: object, why: str
 ) -> None:
     """The log has it when it happens, once and with its key, and not only when a repeat asks in vain."""
-    colour.process(receiver, EVENT, Counted(object()))
+    colour.process(receiver, EVENT, Counted(result), policy=Policy(max_result=100))
     (line,) = caplog.records
-    assert (
-        line.levelname == "WARNING"
-        and "a result can't be stored: result is a builtins:object" in line.message
-    )
+    assert line.levelname == "WARNING"
+    assert f"a result can't be stored: {why}" in line.message
     assert line.effect_key == receiver.key_of(EVENT)  # type: ignore[attr-defined]
 
 
