@@ -332,6 +332,9 @@ class Receiver:
     def close(self, drain: Duration = "5s") -> None:
         """Wait for running attempts (at most ``drain``; 0 is not at all), stop renewing leases and close the store.
 
+        Have whatever calls this receiver stop first: calls that still come are served until nothing runs, or ``drain``
+        is over. What is running then ends unrecorded, and its key waits for its lease.
+
         Called inside a handler or on an event loop it does not wait: then it would wait for itself, and what is running
         ends unrecorded. On an event loop use ``aclose`` or ``async with``.
         """

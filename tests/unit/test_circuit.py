@@ -220,6 +220,19 @@ def test_it_recovers_without_a_restart(stage: Stage) -> None:
     assert stage.changes() == ["opened", "closed"]
 
 
+def test_a_store_that_answers_wrongly_is_not_away(stage: Stage) -> None:
+    """It came back without its records, say: everybody is told so, and not that it is away still."""
+    stage.go_away()
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            stage.process(must_not_run)
+    stage.store.fail("claim", error=StoreMismatch("the table was dropped"))
+    stage.clock.advance(5)
+    for _ in range(2):
+        with pytest.raises(StoreMismatch, match="dropped"):
+            stage.process(must_not_run)
+
+
 def test_an_ending_goes_through_an_open_circuit(stage: Stage) -> None:
     """Whoever ran the handler has something to record, and is let through; the answer closes the circuit."""
 

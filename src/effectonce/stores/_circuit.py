@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from .._durations import Duration, seconds
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
-from ..errors import StoreClosed, StoreUnavailable, UsageError
+from ..errors import StoreClosed, StoreError, StoreUnavailable, UsageError
 from .base import Store, StoreStats
 
 T = TypeVar("T")
@@ -128,13 +128,16 @@ class Circuit:
         elif not self.closed:
             self._close()
 
-    def failed(self, error: StoreUnavailable, started: float) -> None:
-        """A command that was sent at ``started`` was not answered.
+    def failed(self, error: StoreError, started: float) -> None:
+        """A command that was sent at ``started`` was not answered, or not as it should be: the store is there then.
 
         All that were under way on a connection fail with it at once. That is one failure, not one in a row for each of
         them, or a crowd that has lost a single connection would find the circuit open when it asks again.
         """
         now = self.monotonic()
+        if not isinstance(error, StoreUnavailable):
+            self.answered(now - started)
+            return
         if started < self._failed_at and now - started < self._slow:
             return
         self._failed_at = now
@@ -149,7 +152,7 @@ class Circuit:
             self._failures += failed
             self._slow_ones += slow
             if not self.closed:
-                self._look_at, self._looking = now + self._recovery, False
+                self._look_at, self._looking, self._why = now + self._recovery, False, why
                 return
             breaker, calls = self.breaker, self._good + self._failures
             enough = calls >= breaker.calls
@@ -191,7 +194,7 @@ class GuardedStore(Store):
         started = circuit.monotonic()
         try:
             decision = await self.store.claim(claim)
-        except StoreUnavailable as error:
+        except StoreError as error:
             circuit.failed(error, started)
             raise
         circuit.answered(circuit.monotonic() - started)
@@ -209,7 +212,7 @@ class GuardedStore(Store):
         started = circuit.monotonic()
         try:
             ending = await self.store.complete(completion)
-        except StoreUnavailable as error:
+        except StoreError as error:
             circuit.failed(error, started)
             raise
         circuit.answered(circuit.monotonic() - started)
@@ -268,7 +271,7 @@ class GuardedStore(Store):
         started = circuit.monotonic()
         try:
             answer = await command
-        except StoreUnavailable as error:
+        except StoreError as error:
             circuit.failed(error, started)
             raise
         circuit.answered(circuit.monotonic() - started)
