@@ -332,20 +332,20 @@ class Receiver:
     def close(self, drain: Duration = "5s") -> None:
         """Wait for running attempts (at most ``drain``; 0 is not at all), stop renewing leases and close the store.
 
-        Have whatever calls this receiver stop first: calls that still come are served until nothing runs, or ``drain``
-        is over. What is running then ends unrecorded, and its key waits for its lease.
+        Calls that still come get ``StoreClosed``, except from handlers that are running; only ``memory://`` serves them
+        until the end. What runs when ``drain`` is over ends unrecorded, and its key waits for its lease.
 
         Called inside a handler or on an event loop it does not wait: then it would wait for itself, and what is running
         ends unrecorded. On an event loop use ``aclose`` or ``async with``.
         """
         deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
-        inside = CURRENT.get(None) is not None or ("asyncio" in sys.modules and _on_a_loop())
+        inside = _is_inside() or ("asyncio" in sys.modules and _on_a_loop())
+        self._turn_away(unless=_is_inside)
         while self._keeper.live and not inside and time.monotonic() < deadline:
             time.sleep(0.005)
         self._keeper.close()
         self.blocking.close()
-        if self.circuit is not None:
-            self.circuit.shut("This receiver was closed, so nothing was run. Make a new one.")
+        self._turn_away()
         self.store.close()
 
     async def aclose(self, drain: Duration = "5s") -> None:
@@ -353,11 +353,17 @@ class Receiver:
         from asyncio import sleep
 
         deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
+        self._turn_away(unless=_is_inside)
         while (  # noqa: ASYNC110  # attempts end on any thread and any loop; none of them should pay for telling
-            self._keeper.live and CURRENT.get(None) is None and time.monotonic() < deadline
+            self._keeper.live and not _is_inside() and time.monotonic() < deadline
         ):
             await sleep(0.005)
         self.close()
+
+    def _turn_away(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Refuse every call from now on."""
+        if self.circuit is not None:
+            self.circuit.shut("This receiver was closed, so nothing was run. Make a new one.", unless)
 
     def __enter__(self) -> Self:
         return self
@@ -496,6 +502,11 @@ class _Decorator(typing.Protocol):
     ) -> AsyncFunction[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Function[P, R]: ...
+
+
+def _is_inside() -> bool:
+    """Whether a handler is running around this."""
+    return CURRENT.get(None) is not None
 
 
 def _on_a_loop() -> bool:

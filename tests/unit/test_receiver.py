@@ -38,6 +38,7 @@ from effectonce import (
     State,
     _cache,
     current,
+    keys,
 )
 from effectonce.errors import (
     AttemptsExhausted,
@@ -46,6 +47,7 @@ from effectonce.errors import (
     LateArrival,
     RememberedError,
     ResultUnavailable,
+    StoreClosed,
     StoreUnavailable,
     UsageError,
 )
@@ -1319,6 +1321,35 @@ def test_a_receiver_is_a_context(tmp_path: Any) -> None:
         first.process(EVENT, Counted("kept"))
     with Receiver(url) as second:
         assert second.process(EVENT, must_not_run).value == "kept"
+
+
+def test_a_receiver_that_closes_takes_nothing_new(tmp_path: Path) -> None:
+    """What runs is brought to its end, with all that it calls itself; whoever comes meanwhile is turned away."""
+    url = f"sqlite:///{tmp_path}/effects.db"
+    receiver, began, proceed = Receiver(url), threading.Event(), threading.Event()
+
+    def handler(_: Message) -> Any:
+        began.set()
+        assert proceed.wait(20)
+        return receiver.process(Message("nested"), Counted("inside")).value
+
+    def is_turned_away() -> bool:
+        try:
+            receiver.process(Message(keys.uuid7()), Counted())
+        except StoreClosed:
+            return True
+        return False
+
+    call = Caller(lambda: receiver.process(EVENT, handler))
+    assert began.wait(20)
+    closing = Caller(lambda: receiver.close(drain=20))
+    wait_until(is_turned_away)
+    proceed.set()
+    assert call.answer().value == "inside"
+    closing.answer()
+    with Receiver(url) as second:
+        assert second.process(EVENT, must_not_run).value == "inside"
+        assert second.process(Message("nested"), must_not_run).value == "inside"
 
 
 def test_closing_on_a_loop_waits_for_what_runs(tmp_path: Path) -> None:

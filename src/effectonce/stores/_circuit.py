@@ -83,6 +83,7 @@ class Circuit:
         self._failed_at = -inf
         self._why = ""
         self._shut = ""
+        self._may_pass: Callable[[], bool] = bool
         self._start_over()
 
     @property
@@ -98,6 +99,8 @@ class Circuit:
             if self.closed:
                 return
             if self._shut:
+                if self._may_pass():
+                    return
                 raise StoreClosed(self._shut)
             now = self.monotonic()
             if now >= self._look_at:
@@ -114,10 +117,10 @@ class Circuit:
         refusal.sent = False
         raise refusal
 
-    def shut(self, why: str) -> None:
-        """Let no claim through any more: whoever had the store open is done with it."""
+    def shut(self, why: str, unless: Callable[[], bool] = lambda: False) -> None:
+        """Let no claim through any more, ``unless`` it may pass: whoever had the store open is done with it."""
         with self._lock:
-            self.closed, self._shut = False, why
+            self.closed, self._shut, self._may_pass = False, why, unless
 
     def answered(self, took: float) -> None:
         """A command was answered after so many seconds."""
