@@ -37,6 +37,8 @@ class Gateway:
     def __init__(self, endpoint: str) -> None:
         self.seen: list[str] = []
         self.judge: Judge = lambda operation, request: None
+        self.broken_off = 0
+        """So many more replies end within their headers, when what they answer has been done."""
         self._target = endpoint.removeprefix("http://")
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -91,6 +93,11 @@ class Gateway:
                 refusal = gateway.judge(operation, json.loads(body))
                 if refusal is None:
                     status, reply = gateway._forward(body, dict(self.headers))
+                    if gateway.broken_off:
+                        gateway.broken_off -= 1
+                        self.close_connection = True
+                        self.wfile.write(b"HTTP/1.1 %d OK\r\nContent-Ty" % status)
+                        return
                 else:
                     status, code, *more = refusal
                     told = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"}

@@ -558,6 +558,17 @@ class TestBadInput:
         with opened("http://127.0.0.1:1") as store:
             assert "127.0.0.1:1" in store.health().detail
 
+    def test_a_reply_that_breaks_off_within_its_headers(self, quick: str) -> None:
+        """Python takes the rest for empty. It is no answer: asked again it is given, and until then nothing runs."""
+        with Gateway(quick) as gateway, opened(gateway.endpoint) as store:
+            hold(store, "first")
+            for broken_off in (1, 2):
+                gateway.broken_off = broken_off
+                with pytest.raises(StoreUnavailable, match="broke off"):
+                    claim(store, "k")
+                gateway.broken_off = 0
+                hold(store, "k" * broken_off)
+
     def test_a_server_that_says_nothing(self, quick: str) -> None:
         """A request is given up in time, on an event loop too, and the store works on when the server does."""
         with FaultProxy(quick) as proxy, opened(proxy.url, timeout=1.5) as store:

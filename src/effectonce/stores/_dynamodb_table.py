@@ -341,8 +341,10 @@ class Table:
     def _call(self, client: Any, operation: str, **request: Any) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = getattr(client, operation)(**request)
+            self._check_whole(reply)
             return reply
         except self._refusal as error:
+            self._check_whole(error.response)
             raise self._refused(error.response) from error
         except self._anonymous as error:
             local = " A local server takes any, but wants some." if self._endpoint else ""
@@ -351,6 +353,12 @@ class Table:
             ) from error
         except self._trouble as error:
             raise StoreUnavailable(f"The {self.place} can't be reached: {type(error).__name__}.") from error
+
+    def _check_whole(self, reply: dict[str, Any]) -> None:
+        """A reply that breaks off within its headers is taken for an empty one, and would say that nothing is there."""
+        headers = reply["ResponseMetadata"]["HTTPHeaders"]
+        if not headers.keys() & {"content-length", "transfer-encoding"}:
+            raise StoreUnavailable(f"A reply of the {self.place} broke off. Ask again with the same key.")
 
     def _refused(self, response: dict[str, Any]) -> StoreError:
         code, why = response["Error"]["Code"], response["Error"].get("Message", "")
