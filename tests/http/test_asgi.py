@@ -524,7 +524,10 @@ def test_a_request_leaves_nothing_to_collect() -> None:
     async def main() -> None:
         app = covered(Handler())
         await ask(app)
-        assert 0 in [await left_by_one(app, f"k-{number}") for number in range(5)]
+        for number in range(20):
+            if not await left_by_one(app, f"k-{number}"):
+                return
+        raise AssertionError("every request left something")
 
     asyncio.run(main())
 
