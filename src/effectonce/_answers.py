@@ -109,9 +109,9 @@ def settlement_of(call: Call, record: Record, resolution: Resolution, now: float
         hint = call.hint if resolution.hint is Any else resolution.hint
         state, result = State.COMPLETED, encoded(call.policy, hint, resolution.value)
         if result is not None and result.startswith(UNAVAILABLE):
-            why = result[1:].decode("utf-8", "replace")
             raise UsageError(
-                f"This can't be the result of an attempt in doubt: {why}. What is no plain data needs its type, hint=.",
+                f"This can't be the result of an attempt in doubt: {why_unstored(result)}. What is no plain data needs "
+                "its type, hint=.",
                 key=call.key,
             )
     elif resolution.kind == "failed":
@@ -221,6 +221,11 @@ def encoded(policy: Policy, hint: Any, value: Any) -> bytes | None:
     return encoded
 
 
+def why_unstored(result: bytes) -> str:
+    """What is stored in place of a result that can't be."""
+    return result.removeprefix(UNAVAILABLE).decode("utf-8", "replace")
+
+
 def _encoded_error(policy: Policy, error: BaseException) -> bytes:
     return codec.encode_error(error, max(policy.max_result, LONGEST_ERROR))
 
@@ -238,7 +243,7 @@ def _without_value(call: Call, record: Record) -> tuple[Status, BaseException | 
         return "failed", error
     if result is None:
         return "replayed", None
-    why = result[1:].decode("utf-8", "replace")
+    why = why_unstored(result)
     return "replayed", ResultUnavailable(f"This was done once, but its result was not stored: {why}", key=key)
 
 

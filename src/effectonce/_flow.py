@@ -231,7 +231,7 @@ class Flow:
         if call.policy.cached:
             self.hold(attempt, completion)
         if completion.result is not None and completion.result.startswith(UNAVAILABLE):
-            _warn_of(completion)
+            _warn_of(completion.key, completion.result)
         guarantee = "at_most_once" if claim.once else "fenced"
         outcome = make(Outcome, ("executed", value, False, attempt.number, attempt.fence, guarantee, None))
         attempt.recorded = completion
@@ -497,15 +497,14 @@ class Flow:
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, guarantee, took, detail)
 
 
-def _warn_of(completion: Completion) -> None:
+def _warn_of(key: str, result: bytes) -> None:
     """Say that a result was not stored when it happens: its caller has it, and misses nothing before a repeat does."""
     import logging
 
-    why = (completion.result or b"")[1:].decode("utf-8", "replace")
     logging.getLogger("effectonce").warning(
         "a result can't be stored: %s. A repeat would raise ResultUnavailable; where nobody needs the result, say "
         "store_result=False. key=%r",
-        why,
-        completion.key,
-        extra={"effect_key": completion.key},
+        answers.why_unstored(result),
+        key,
+        extra={"effect_key": key},
     )

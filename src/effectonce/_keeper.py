@@ -77,8 +77,7 @@ class Keeper:
         if len(self._unheard) < MOST_UNHEARD:
             now = self._monotonic()
             self._unheard[claim.owner] = unheard = _Unheard(claim, now)
-            if unheard.ask_at < self.wake_at:
-                self.rouse(unheard.ask_at)
+            self.rouse(unheard.ask_at)
 
     def carry(self, attempt: Attempt, ending: Completion) -> None:
         """Go on writing an ending: a process that dies before it is written leaves an effect without its record."""
@@ -87,8 +86,7 @@ class Keeper:
         attempt.postpone(now + _soon(attempt.claim))
         attempt.end(None)
         self.live[attempt.claim.owner] = attempt  # also one whose lease was given up while the store was away
-        if attempt.renew_at < self.wake_at:
-            self.rouse(attempt.renew_at)
+        self.rouse(attempt.renew_at)
 
     def running(self, key: str) -> Attempt | None:
         """The attempt of this process that is running for a key."""
@@ -208,6 +206,8 @@ class Keeper:
 
     def rouse(self, at: float) -> None:
         """See to it that the thread looks in time for what it did not expect."""
+        if at >= self.wake_at:
+            return
         with self._lock:
             self.wake_at = min(self.wake_at, at)
             self._wake.set()
