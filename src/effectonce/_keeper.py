@@ -9,7 +9,7 @@ may have granted to callers who never heard of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from ._attempt import Attempt
 from ._blocking import run
 from ._records import Ending, Renewal, State
 from .errors import StoreUnavailable
+from .stores.base import PartlyAnswered
 
 if TYPE_CHECKING:
     from ._records import Claim, Completion
@@ -132,6 +133,8 @@ class Keeper:
             self._wake, self._lock = threading.Event(), threading.Lock()
 
     async def _renew(self, store: Store, due: list[Attempt], now: float) -> None:
+        held: Sequence[bool | None]
+        why = ""
         try:
             held = await store.renew_many(
                 [Renewal(a.key, a.claim.owner, a.fence, a.claim.lease, a.claim.keep) for a in due]
@@ -141,11 +144,12 @@ class Keeper:
                 for attempt in due:  # what one of them met must not cost the others their leases
                     await self._renew(store, [attempt], now)
                 return
-            for attempt in due:
-                self._postpone(attempt, now, f"the store did not answer: {error}")
-            return
+            held = error.answers if isinstance(error, PartlyAnswered) else [None] * len(due)
+            why = f"the store did not answer: {error}"
         for attempt, still in zip(due, held, strict=True):
-            if still:
+            if still is None:
+                self._postpone(attempt, now, why)
+            elif still:
                 attempt.hold(now)
             elif attempt.ending:
                 # Perhaps denied because its own ending was first; that one's answer will tell.

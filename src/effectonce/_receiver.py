@@ -129,7 +129,8 @@ class Receiver:
         """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
         check_awaited(handler, "aprocess")
         call = self._call(message, handler, operation, version, scope, policy)
-        return (await self.flow.run(self.asyncio, call, handler, (message,), {})).unwrap()
+        outcome = await self.flow.run(self.asyncio, call, handler, (message,), {})
+        return outcome if outcome.error is None else outcome.unwrap()
 
     def process_batch(
         self,

@@ -281,7 +281,7 @@ class _Piece:
         self.interrupted = self.interrupted or cancelled
         each: Sequence[Ending | StoreError]
         if isinstance(answered, StoreUnavailable):
-            each = [answered] * len(sent)
+            each = [answered if answer is None else answer for answer in _answered(answered, len(sent))]
         elif isinstance(answered, Exception):  # what one of them met must not cost the others their answers
             for index in endings:
                 await self._record_alone(index, ran[index])
@@ -323,9 +323,9 @@ class _Piece:
         return outcome if index == first else self.flow.join(self.slots[index][0], outcome)
 
 
-def _answered(error: StoreUnavailable, count: int) -> Sequence[Decision | None]:
-    """What many claims were told that met this."""
-    return error.decisions if isinstance(error, PartlyAnswered) else [None] * count
+def _answered(error: StoreUnavailable, count: int) -> Sequence[Any]:
+    """What many commands were told that met this."""
+    return error.answers if isinstance(error, PartlyAnswered) else [None] * count
 
 
 def _has_to_wait(call: Call, decision: Decision) -> bool:

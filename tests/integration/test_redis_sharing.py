@@ -767,8 +767,8 @@ def test_a_cluster_with_a_server_down(start_server: StartServer, colour: str) ->
     cluster = start_server("valkey-cluster", cluster_require_full_coverage="no")
     nodes: list[Any] = cluster.nodes  # type: ignore[attr-defined]
     with RedisStore(cluster.url, timeout=2.0) as store:
-        for number in range(30):
-            hold(store, f"key {number}")
+        held = [hold(store, f"key {number}") for number in range(30)]
+        extra = [hold(store, f"{colour} {number}") for number in range(30)]
         nodes[0].kill()  # the one that the URL names
 
         async def each(verbs: Store) -> list[str]:
@@ -783,10 +783,22 @@ def test_a_cluster_with_a_server_down(start_server: StartServer, colour: str) ->
         async def together(verbs: Store) -> set[Verdict | None]:
             with pytest.raises(PartlyAnswered) as partly:
                 await verbs.claim_many([claim_of(f"new {number}") for number in range(30)])
-            return {decision and decision.verdict for decision in partly.value.decisions}
+            return {decision and decision.verdict for decision in partly.value.answers}
+
+        async def renewed(verbs: Store) -> set[bool | None]:
+            with pytest.raises(PartlyAnswered) as partly:
+                await verbs.renew_many([renewal_of(record) for record in held])
+            return set(partly.value.answers)
+
+        async def ended(verbs: Store) -> set[Ending | None]:
+            with pytest.raises(PartlyAnswered) as partly:
+                await verbs.complete_many([ending_of(record) for record in extra])
+            return set(partly.value.answers)
 
         assert set(in_colour(colour, store, each)) == {"busy", "unavailable"}
         assert in_colour(colour, store, together) == {Verdict.CLAIMED, None}
+        assert in_colour(colour, store, renewed) == {True, None}
+        assert in_colour(colour, store, ended) == {Ending.DONE, None}
         nodes[0].restart()
         wait_until(lambda: set(in_colour(colour, store, each)) == {"busy"}, what="All keys")
 

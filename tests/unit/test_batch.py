@@ -27,10 +27,11 @@ from tests.unit.receiving import (
 )
 
 from effectonce import InProgress, KeyReused, Message, Policy, Receiver, StoreUnavailable, current
-from effectonce._records import Claim, Decision
-from effectonce.errors import EffectOnceError, ResultUnavailable, UsageError
+from effectonce._blocking import run
+from effectonce._records import Claim, Completion, Decision, Ending
+from effectonce.errors import EffectOnceError, ResultUnavailable, StoreError, UsageError
 from effectonce.policy import Resolution
-from effectonce.stores.base import PartlyAnswered, Store
+from effectonce.stores.base import PartlyAnswered, Store, all_answered
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock, wait_until
 
@@ -583,6 +584,39 @@ def test_what_was_granted_is_run_though_others_were_not_answered(
     clock.advance(500)
     colour.batch(receiver, THREE, ids)
     assert ids == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_server_that_is_away_costs_only_its_own_results(clock: ManualClock, colour: Colour) -> None:
+    """What the others have recorded is given; what was not is a store error, and is not run again."""
+    store = PartlyRecordingStore(clock=clock)
+    receiver = by_hand(Receiver(store, monotonic=clock))
+    store.silent = frozenset([receiver.key_of(THREE[1])])
+    ids = Ids()
+    assert statuses(colour.batch(receiver, THREE, ids)) == ["executed", "store_error", "executed"]
+    store.silent = frozenset()
+    run(receiver._keeper.tick(store, clock() + 2))
+    assert statuses(colour.batch(receiver, THREE, ids)) == ["replayed"] * 3
+    assert ids == {"a": 1, "b": 1, "c": 1}
+
+
+class PartlyRecordingStore(MemoryStore):
+    """A store one of whose servers, which has some keys, takes no endings."""
+
+    silent: frozenset[str] = frozenset()
+
+    async def complete(self, completion: Completion) -> Ending:
+        if completion.key in self.silent:
+            raise StoreUnavailable("away")
+        return await super().complete(completion)
+
+    async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
+        answers: list[Ending | StoreError] = []
+        for completion in completions:
+            try:
+                answers.append(await self.complete(completion))
+            except StoreUnavailable as error:
+                answers.append(error)
+        return all_answered(answers)
 
 
 def test_results_that_could_not_be_recorded_are_not_given(

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -28,10 +28,11 @@ from effectonce import _keeper as keeper_module
 from effectonce._attempt import Attempt
 from effectonce._blocking import run
 from effectonce._keeper import Keeper
-from effectonce._records import Claim, Completion, State
+from effectonce._records import Claim, Completion, Renewal, State
 from effectonce.keys import Key, new_owner
 from effectonce.sessions import Request, Sessions
 from effectonce.stores import Breaker
+from effectonce.stores.base import PartlyAnswered
 from effectonce.testing.clocks import ManualClock, wait_until
 
 LEASE, KEEP = 30.0, 3600.0
@@ -177,6 +178,25 @@ def test_a_key_that_is_not_ours_costs_no_other_its_lease(clock: ManualClock) -> 
 
     receiver.process_batch([Message(id) for id in "abc"], handler, concurrency=1)
     assert renewed == [True, False, True]
+
+
+def test_a_server_that_is_away_costs_only_its_own_leases(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other servers of the store have renewed is held, however long that one stays away."""
+    here, away = kept.begin("here"), kept.begin("away")
+    renew_many = kept.store.renew_many
+
+    async def partly(renewals: Sequence[Renewal]) -> list[bool]:
+        answers = [
+            None if renewal.key == "away" else (await renew_many([renewal]))[0] for renewal in renewals
+        ]
+        raise PartlyAnswered(StoreUnavailable("one is away"), answers)
+
+    monkeypatch.setattr(kept.store, "renew_many", partly)
+    for _ in range(24):
+        kept.look(after=LEASE / 12)
+    assert kept.told == [("lease_lost", "away", "the store did not answer: one is away")]
+    assert (here.lost, away.lost) == (False, True)
+    assert kept.is_held(here)
 
 
 def test_an_attempt_is_over_by_its_own_clock(kept: Kept, clock: ManualClock) -> None:
@@ -718,6 +738,7 @@ from effectonce import Message, Policy, Receiver
 from effectonce.stores.sqlite import SQLiteStore
 from effectonce.sessions import Request, Sessions
 from effectonce.stores import Breaker
+from effectonce.stores.base import PartlyAnswered
 from effectonce.testing.clocks import wait_until
 
 class Counting(SQLiteStore):

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 from .._durations import Duration, seconds
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from ..errors import StoreClosed, StoreError, StoreUnavailable, UsageError
-from .base import Store, StoreStats
+from .base import PartlyAnswered, Store, StoreStats
 
 T = TypeVar("T")
 
@@ -132,13 +132,13 @@ class Circuit:
             self._close()
 
     def failed(self, error: StoreError, started: float) -> None:
-        """A command that was sent at ``started`` was not answered, or not as it should be: the store is there then.
+        """A command that was sent at ``started`` was not answered. (Or in part, or wrongly: then the store is there.)
 
         All that were under way on a connection fail with it at once. That is one failure, not one in a row for each of
         them, or a crowd that has lost a single connection would find the circuit open when it asks again.
         """
         now = self.monotonic()
-        if not isinstance(error, StoreUnavailable):
+        if isinstance(error, PartlyAnswered) or not isinstance(error, StoreUnavailable):
             self.answered(now - started)
             return
         if started < self._failed_at and now - started < self._slow:

@@ -19,7 +19,7 @@ from ._redis_records import OUTLINE_SIZE, outline, told
 from ._redis_routes import Dialogue, Routes, all_of
 from ._redis_wire import Address, Answers, ReplyError, Requests, complaint
 from ._steps import DONE, Conversation, Step, SteppingStore, claiming, ending
-from .base import Features, StoreStats, all_decided
+from .base import Features, StoreStats, all_answered
 
 T = TypeVar("T")
 
@@ -57,6 +57,15 @@ class Verbs(SteppingStore):
         """Take steps: in one round trip, unless a server has lost its scripts or a key has moved."""
         orders = list(map(order_of, steps))
         return list(map(understood, orders, await self._take_all(orders)))
+
+    async def send_each(self, steps: Sequence[Step]) -> list[Any]:
+        """The same; of a cluster, each server may fail by itself."""
+        orders = list(map(order_of, steps))
+        taken = await self._take_all(orders, each=True)
+        return [
+            answer if isinstance(answer, StoreError) else understood(order, answer)
+            for order, answer in zip(orders, taken, strict=True)
+        ]
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim. New or known, it is one round trip; only what is neither goes on as a conversation."""
@@ -102,18 +111,21 @@ class Verbs(SteppingStore):
                 decisions[number] = decision
         except StoreError as error:
             errors |= dict.fromkeys(going, error)
-        return all_decided([decision or errors[n] for n, decision in enumerate(decisions)])
+        return all_answered([decision or errors[n] for n, decision in enumerate(decisions)])
 
     async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
         """End many claims in one round trip."""
         orders = [each if each.owner and each.began else each.key for each in completions]
-        taken = await self._take_all(orders)
-        endings = [DONE] * len(orders)
-        others = [number for number, answer in enumerate(taken) if type(answer) is not int]
+        taken = await self._take_all(orders, each=True)
+        endings: list[Ending | StoreError] = [DONE] * len(orders)
+        for number, answer in enumerate(taken):
+            if isinstance(answer, StoreError):
+                endings[number] = answer
+        others = [n for n, answer in enumerate(taken) if endings[n] is DONE and type(answer) is not int]
         talks = [(ending(completions[n]), found(completions[n].key, taken[n])) for n in others]
         for number, other in zip(others, await self._go_on(talks), strict=True):
             endings[number] = other
-        return endings
+        return all_answered(endings)
 
     async def get(self, key: str) -> Record | None:
         """Read a record."""

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from .._protocol import decide_claim, decide_ending, decide_renewal
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, Verdict
 from ..errors import StoreError, StoreUnavailable
-from .base import Store
+from .base import Store, all_answered
 
 T = TypeVar("T")
 
@@ -218,6 +218,10 @@ class SteppingStore(Store):
         """
         raise NotImplementedError
 
+    async def send_each(self, steps: Sequence[Step]) -> list[Any]:
+        """The same; where there are several requests, an error is the reply to those whose request failed."""
+        return await self.send(steps)
+
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim: new or known, it is one round trip."""
         return await self._converse(claiming(claim))
@@ -237,15 +241,15 @@ class SteppingStore(Store):
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
         """Decide many claims in one round trip."""
-        return await self._converse_all(map(claiming, claims))
+        return all_answered(await self._converse_each(map(claiming, claims), self.send_each))
 
     async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
         """Renew many leases in one round trip."""
-        return await self._converse_all(map(renewing, renewals))
+        return all_answered(await self._converse_each(map(renewing, renewals), self.send_each))
 
     async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
         """End many claims in one round trip."""
-        return await self._converse_all(map(ending, completions))
+        return all_answered(await self._converse_each(map(ending, completions), self.send_each))
 
     async def _converse(self, conversation: Conversation[T]) -> T:
         step = next(conversation)
@@ -256,14 +260,13 @@ class SteppingStore(Store):
         except StopIteration as done:
             return cast("T", done.value)
 
-    async def _converse_all(self, conversations: Iterable[Conversation[T]]) -> list[T]:
-        """Hold many conversations at once: all that go on share each round trip."""
-        return cast("list[T]", await self._converse_each(conversations, self.send))
-
     async def _converse_each(
         self, conversations: Iterable[Conversation[T]], send: Send
     ) -> list[T | StoreError]:
-        """The same; what ``send`` gives as an error instead of a reply is the end of that conversation alone."""
+        """Hold many conversations at once: all that go on share each round trip.
+
+        What ``send`` gives as an error instead of a reply is the end of that conversation alone.
+        """
         answers: dict[int, T | StoreError] = {}
         going = {number: (talk, next(talk)) for number, talk in enumerate(conversations)}
         while going:

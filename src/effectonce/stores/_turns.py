@@ -17,6 +17,7 @@ from ._waiters import WAITING, Waiter, answer_all
 
 S = TypeVar("S")
 R = TypeVar("R")
+Loop = asyncio.AbstractEventLoop
 
 MOST_AT_ONCE, FEW = 512, 16
 """Steps in one round trip, so that the last caller of a long queue does not wait for all of it; and how many go
@@ -47,7 +48,7 @@ class Turns(Generic[S, R]):
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
+    def _loop(self) -> Loop:
         loop = self._its_loop()
         assert loop is not None  # it runs
         return loop
@@ -65,7 +66,7 @@ class Turns(Generic[S, R]):
         if not (self._busy or self._queue):
             self._busy = self._under_way = 1
             return self._go_alone(steps)
-        waiter: Waiter[Sequence[R | Exception]] = Waiter(self._loop)
+        waiter: Waiter[Sequence[R | Exception]] = Waiter(cast("Loop", self._its_loop()))  # on which this runs
         self._queue.append((steps, waiter))
         if not self._flushing and self._busy < self._lanes:
             self._flush_soon()

@@ -13,10 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from ..errors import StoreError, StoreUnavailable
+
+T = TypeVar("T")
 
 NOBODYS_KEY: Final = "|health||"
 """Is asked for to see whether a store answers. Without an id it can't be the key of an effect."""
@@ -57,26 +59,26 @@ class Health(NamedTuple):
 
 
 class PartlyAnswered(StoreUnavailable):
-    """Some claims of many were decided, and may have been granted; of the others, nobody knows.
+    """Some commands of many were answered, and claims among them may have been granted; of the others, nobody knows.
 
-    ``decisions`` has what became of each, in order: None where there was no answer.
+    ``answers`` has what became of each, in order: None where there was no answer.
     """
 
-    def __init__(self, error: StoreError, decisions: Sequence[Decision | None]) -> None:
+    def __init__(self, error: StoreError, answers: Sequence[Any]) -> None:
         super().__init__(str(error))
-        self.decisions = decisions
+        self.answers = answers
 
 
-def all_decided(answers: Sequence[Decision | StoreError]) -> list[Decision]:
-    """What many claims were told, if all of them were; else the error that says it."""
+def all_answered(answers: Sequence[T | StoreError]) -> list[T]:
+    """What many commands were told, if all of them were; else the error that says it."""
     errors = [answer for answer in answers if isinstance(answer, StoreError)]
     lasting = [error for error in errors if not isinstance(error, StoreUnavailable)]
     if lasting or len(errors) == len(answers) > 0:
         raise (lasting or errors)[0]
     if errors:
-        decisions = [None if isinstance(answer, StoreError) else answer for answer in answers]
-        raise PartlyAnswered(errors[0], decisions)
-    return cast("list[Decision]", answers)
+        heard = [None if isinstance(answer, StoreError) else answer for answer in answers]
+        raise PartlyAnswered(errors[0], heard)
+    return cast("list[T]", answers)
 
 
 class Store(ABC):
@@ -117,18 +119,19 @@ class Store(ABC):
         """
         return False
 
-    # Batch forms: one round trip for many keys where the store can. A batch never names a key twice.
+    # Batch forms: one round trip for many keys where the store can, in order. A batch never names a key twice. A store
+    # that sends several requests for it may be ``PartlyAnswered``.
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Decide many claims, in order. A store that sends several requests for that may be ``PartlyAnswered``."""
+        """Decide many claims."""
         return [await self.claim(claim) for claim in claims]
 
     async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """Renew many leases, in order."""
+        """Renew many leases."""
         return [await self.renew(renewal) for renewal in renewals]
 
     async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
-        """End many claims, in order."""
+        """End many claims."""
         return [await self.complete(completion) for completion in completions]
 
     # Questions for operators and sweepers.

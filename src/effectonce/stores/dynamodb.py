@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from .._fork import tell_of_forks
 from .._protocol import decide_claim, is_expired
-from .._records import NOBODY, Claim, Decision, Record, State
+from .._records import NOBODY, Record, State
 from ..errors import StoreError, StoreUnavailable, UsageError
 from . import _dynamodb_items as items
 from ._crew import Crew, awaited
@@ -37,9 +37,9 @@ from ._dynamodb_items import Glance, Kept, Watches, item_key, number
 from ._dynamodb_parts import LARGEST_PART, stored, whole
 from ._dynamodb_table import MOST_WRITES, Outcome, Table
 from ._dynamodb_writes import EXPIRY, KEY, Change, Item, Put
-from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap, claiming
+from ._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
 from ._urls import shown
-from .base import Features, Store, StoreStats, all_decided
+from .base import Features, Store, StoreStats
 
 T = TypeVar("T")
 Asked = Step | Glance
@@ -65,14 +65,6 @@ class _Verbs(SteppingStore):
 
     async def send(self, steps: Sequence[Asked]) -> list[Any]:
         raise NotImplementedError
-
-    async def send_each(self, steps: Sequence[Asked]) -> list[Any]:
-        """Have steps done; an error is the reply to those whose request failed."""
-        raise NotImplementedError
-
-    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Decide many claims. One request that is throttled must not cost those the others have been granted."""
-        return all_decided(await self._converse_each(map(claiming, claims), self.send_each))
 
     async def errand(self, job: Callable[[], T]) -> T:
         """Have something done that is no step."""
