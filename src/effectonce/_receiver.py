@@ -30,7 +30,7 @@ from .functions import AsyncFunction, ClassFunction, Function, Identity, KeySour
 from .hooks import ASIDE, EventKind, Events, Hook, Stats, checked
 from .keys import Key, new_owner
 from .policy import Fallback, Policy, Resolution
-from .stores import Breaker, Circuit, GuardedStore, Health, Store, open_store
+from .stores import Breaker, Circuit, Health, Store, guarded, open_store
 from .sweeping import Redrive, Swept, sweep
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ class Receiver:
         """The store behind the circuit. One that can't be away needs none."""
         if self.circuit is None or not self.store.features.durable:
             return self.store
-        return GuardedStore(self.store, self.circuit)
+        return guarded(self.store, self.circuit)
 
     def _call(
         self,

@@ -803,6 +803,42 @@ def test_a_cluster_with_a_server_down(start_server: StartServer, colour: str) ->
         wait_until(lambda: set(in_colour(colour, store, each)) == {"busy"}, what="All keys")
 
 
+@COLOURS
+def test_a_server_of_a_cluster_that_is_down_refuses_only_its_own(
+    start_server: StartServer, colour: str
+) -> None:
+    """With the others everything goes on, however often the one that is down has been asked in vain."""
+    cluster = start_server("valkey-cluster", cluster_require_full_coverage="no")
+    nodes: list[Any] = cluster.nodes  # type: ignore[attr-defined]
+    with Receiver(f"{cluster.url}?timeout=2") as receiver:
+        first = [receiver.process(Message(f"first {n}"), lambda message: message.id) for n in range(60)]
+        assert {outcome.status for outcome in first} == {"executed"}
+        down = nodes[0]
+        down.kill()
+
+        async def ask(number: int) -> str:
+            message = Message(f"{colour} {number}")
+            try:
+                if colour == "asyncio":
+                    return (await receiver.aprocess(message, _awaited_id)).status
+                return receiver.process(message, lambda message: message.id).status
+            except StoreUnavailable as error:
+                return str(error)
+
+        async def ask_all(verbs: Store) -> dict[str, str]:
+            return {receiver.key_of(Message(f"{colour} {n}")): await ask(n) for n in range(150)}
+
+        told = in_colour(colour, receiver.store, ask_all)
+        assert {receiver.store.place_of(key) for key, said in told.items() if said != "executed"} == {
+            ("127.0.0.1", down.port)
+        }
+        assert any("is not asked for another" in said for said in told.values())
+
+
+async def _awaited_id(message: Message) -> str:
+    return message.id
+
+
 def _say(node: Any, *words: Any) -> Any:
     with node.client() as client:
         return client.execute_command(*words)

@@ -7,11 +7,22 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import UsageError
-from ._circuit import Breaker, Circuit, GuardedStore
+from ._circuit import Breaker, Circuit
+from ._guarded import GuardedStore, guarded
 from ._urls import shown, split
 from .base import Features, Health, Store, StoreStats
 
-__all__ = ["Breaker", "Circuit", "Features", "GuardedStore", "Health", "Store", "StoreStats", "open_store"]
+__all__ = [
+    "Breaker",
+    "Circuit",
+    "Features",
+    "GuardedStore",
+    "Health",
+    "Store",
+    "StoreStats",
+    "guarded",
+    "open_store",
+]
 
 SCHEMES = {
     "memory": "memory:MemoryStore",

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeVar
+from typing import Literal
 
 from .._durations import Duration, seconds
-from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from ..errors import StoreClosed, StoreError, StoreUnavailable, UsageError
-from .base import PartlyAnswered, Store, StoreStats
-
-T = TypeVar("T")
+from .base import PartlyAnswered
 
 CircuitState = Literal["closed", "open", "half_open"]
+
+MOST_SERVERS = 1024
+"""Circuits of single servers that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,22 @@ class Circuit:
         self._why = ""
         self._shut = ""
         self._may_pass: Callable[[], bool] = bool
+        self._servers: dict[Hashable, Circuit] = {}
         self._start_over()
+
+    def at(self, place: Hashable) -> Circuit:
+        """The circuit of one of the store's servers, where each may be away by itself."""
+        if place is None:
+            return self
+        with self._lock:
+            circuit = self._servers.get(place)
+            if circuit is None:
+                if len(self._servers) >= MOST_SERVERS:  # addresses come and go
+                    self._servers.clear()
+                circuit = self._servers[place] = Circuit(self.breaker, self.monotonic, self.told)
+                if self._shut:
+                    circuit.shut(self._shut, self._may_pass)
+            return circuit
 
     @property
     def state(self) -> CircuitState:
@@ -121,6 +136,9 @@ class Circuit:
         """Let no claim through any more, ``unless`` it may pass: whoever had the store open is done with it."""
         with self._lock:
             self.closed, self._shut, self._may_pass = False, why, unless
+            servers = list(self._servers.values())
+        for circuit in servers:
+            circuit.shut(why, unless)
 
     def answered(self, took: float) -> None:
         """A command was answered after so many seconds."""
@@ -180,102 +198,3 @@ class Circuit:
     def _start_over(self) -> None:
         self._counted_since = self.monotonic()
         self._good = self._failures = self._slow_ones = 0
-
-
-class GuardedStore(Store):
-    """A store behind a circuit."""
-
-    def __init__(self, store: Store, circuit: Circuit) -> None:
-        self.store, self.circuit = store, circuit
-        self.features = store.features
-
-    async def claim(self, claim: Claim) -> Decision:
-        """Ask for a key, unless the circuit is open."""
-        circuit = self.circuit
-        if not circuit.closed:
-            circuit.admit()
-        started = circuit.monotonic()
-        try:
-            decision = await self.store.claim(claim)
-        except StoreError as error:
-            circuit.failed(error, started)
-            raise
-        circuit.answered(circuit.monotonic() - started)
-        return decision
-
-    async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
-        """Ask for many keys, unless the circuit is open."""
-        if not self.circuit.closed:
-            self.circuit.admit()
-        return await self._watched(self.store.claim_many(claims))
-
-    async def complete(self, completion: Completion) -> Ending:
-        """End a claim, whatever the circuit says."""
-        circuit = self.circuit
-        started = circuit.monotonic()
-        try:
-            ending = await self.store.complete(completion)
-        except StoreError as error:
-            circuit.failed(error, started)
-            raise
-        circuit.answered(circuit.monotonic() - started)
-        return ending
-
-    async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
-        """End many claims, whatever the circuit says."""
-        return await self._watched(self.store.complete_many(completions))
-
-    async def renew(self, renewal: Renewal) -> bool:
-        """Extend a lease, whatever the circuit says."""
-        return await self._watched(self.store.renew(renewal))
-
-    async def renew_many(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """Extend many leases, whatever the circuit says."""
-        return await self._watched(self.store.renew_many(renewals))
-
-    async def get(self, key: str) -> Record | None:
-        """Read a record."""
-        return await self._watched(self.store.get(key))
-
-    async def watch(self, record: Record, seconds: float) -> bool:
-        """Wait for a record's end; how long that takes says nothing about the store."""
-        return await self.store.watch(record, seconds)
-
-    async def purge(self, limit: int = 256) -> int:
-        """Forget what has expired."""
-        return await self._watched(self.store.purge(limit))
-
-    async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:
-        """Read many records; that may take long."""
-        return await self.store.scan(state, after, limit)
-
-    async def now(self) -> float:
-        """The store's clock. It may be this machine's own, so that an answer says nothing about the store."""
-        return await self.store.now()
-
-    async def stats(self) -> StoreStats:
-        """Count records; that may take long."""
-        return await self.store.stats()
-
-    def for_blocking(self) -> Store:
-        """The store's own view for callers without an event loop, behind the same circuit."""
-        return GuardedStore(self.store.for_blocking(), self.circuit)
-
-    def for_asyncio(self) -> Store:
-        """The store's own view for callers on an event loop, behind the same circuit."""
-        return GuardedStore(self.store.for_asyncio(), self.circuit)
-
-    def close(self) -> None:
-        """Close the store."""
-        self.store.close()
-
-    async def _watched(self, command: Awaitable[T]) -> T:
-        circuit = self.circuit
-        started = circuit.monotonic()
-        try:
-            answer = await command
-        except StoreError as error:
-            circuit.failed(error, started)
-            raise
-        circuit.answered(circuit.monotonic() - started)
-        return answer

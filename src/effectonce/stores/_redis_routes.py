@@ -44,11 +44,17 @@ class Routes:
         self._seeds = target.seeds
         self._commands = commands
         self._slots: list[Address | None] = []
+        self._homes = self._slots
 
     def guess(self, key: str) -> Address | None:
         """The server that has a key, as far as is known."""
         slots = self._slots
         return slots[slot_of(self._commands.name(key))] if slots else self.only
+
+    def home(self, key: str) -> Address | None:
+        """The server of a cluster that has a key, or had it when that was last known."""
+        homes = self._homes
+        return homes[slot_of(self._commands.name(key))] if homes else None
 
     def forget(self) -> None:
         """Look for the servers of a cluster anew: one can't be reached, and perhaps others have its keys now."""
@@ -160,7 +166,7 @@ class Routes:
         for first, last, (host, port, *_), *_ in ranges:
             place = (host.decode() if host else asked[0], port)
             slots[first : last + 1] = [place] * (last + 1 - first)
-        self._slots = slots
+        self._slots = self._homes = slots
         self._seeds = tuple(dict.fromkeys([*self._seeds, *(place for place in slots if place)]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from .._protocol import decide_claim, is_expired
@@ -52,6 +52,10 @@ class Verbs(SteppingStore):
     async def listen(self, server: Address, channel: bytes, request: bytes, seconds: float) -> Any:
         """Send a request to be told something on a channel, and wait until it is."""
         raise NotImplementedError
+
+    def place_of(self, key: str) -> Hashable:
+        """The server of a cluster that has a key."""
+        return self.routes.home(key)
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
         """Take steps: in one round trip, unless a server has lost its scripts or a key has moved."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
@@ -61,12 +61,12 @@ class Health(NamedTuple):
 class PartlyAnswered(StoreUnavailable):
     """Some commands of many were answered, and claims among them may have been granted; of the others, nobody knows.
 
-    ``answers`` has what became of each, in order: None where there was no answer.
+    ``answers`` has what became of each, in order: None where there was no answer, for a ``reason``.
     """
 
-    def __init__(self, error: StoreError, answers: Sequence[Any]) -> None:
-        super().__init__(str(error))
-        self.answers = answers
+    def __init__(self, reason: StoreError, answers: Sequence[Any]) -> None:
+        super().__init__(str(reason))
+        self.reason, self.answers = reason, answers
 
 
 def all_answered(answers: Sequence[T | StoreError]) -> list[T]:
@@ -85,6 +85,8 @@ class Store(ABC):
     """Where records live. Subclass it in one file and run ``effectonce.testing.contract`` on it."""
 
     features: Features = Features()
+    is_scattered: bool = False
+    """Whether its keys are on several servers, each of which may be away by itself; ``place_of`` tells which."""
 
     # The six verbs.
 
@@ -133,6 +135,10 @@ class Store(ABC):
     async def complete_many(self, completions: Sequence[Completion]) -> list[Ending]:
         """End many claims."""
         return [await self.complete(completion) for completion in completions]
+
+    def place_of(self, key: str) -> Hashable:
+        """The server that has a key, as far as is known."""
+        return None
 
     # Questions for operators and sweepers.
 

@@ -90,6 +90,7 @@ class RedisStore(Verbs):
         )
         self.commands = Commands(prefix, waits_for_replicas=replicas is not None)
         self.routes = Routes(self._target, self.commands)
+        self.is_scattered = self._target.clustered
         self._closed = False
         self._start()
         tell_of_forks(self)
@@ -188,6 +189,7 @@ class OnLoops(Verbs):
 
     def __init__(self, store: RedisStore) -> None:
         self._store, self.routes, self.commands = store, store.routes, store.commands
+        self.is_scattered = store.is_scattered
 
     def take(self, order: Order) -> Awaitable[Any]:
         """Take one step, together with what others ask for in this turn of the loop."""
