@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import codec
@@ -237,9 +238,10 @@ def _without_value(call: Call, record: Record) -> tuple[Status, BaseException | 
         if result is None:
             return "failed", _exhausted(key, record)
         error = codec.decode_error(result, call.policy.remember)
-        error.add_note(
-            f"Replayed by effectonce: asking again with the same key gives this same error. [key {key}]"
-        )
+        with suppress(Exception):  # an error that takes no notes is the same error without one
+            error.add_note(
+                f"Replayed by effectonce: asking again with the same key gives this same error. [key {key}]"
+            )
         return "failed", error
     if result is None:
         return "replayed", None

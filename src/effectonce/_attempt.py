@@ -219,6 +219,11 @@ class Attempt:
         if self._lost:
             callback()
 
+    def hear_cancelled(self) -> Any:
+        """The cancellation that its caller has to hear of, once, now that all is recorded; None if there was none."""
+        cancelled, self.cancelled = self.cancelled, None
+        return cancelled
+
     def end(self, outcome: Any) -> None:
         """Let those who wait for this attempt go on. Its record is written by now, or never will be."""
         self.outcome = outcome

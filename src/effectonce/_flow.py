@@ -322,7 +322,7 @@ class Flow:
         self.keeper.forget(attempt)
         attempt.end(outcome)
         if attempt.cancelled is not None:
-            raise attempt.cancelled
+            raise attempt.hear_cancelled()
 
     async def _claim_again(self, colour: Colour, claim: Claim, error: BaseException) -> Decision | StoreError:
         """Perhaps only the reply was lost: the same owner may ask again, and gets the same answer."""
@@ -376,7 +376,7 @@ class Flow:
     def left_to_keeper(self, attempt: Attempt, ending: Completion, error: StoreError) -> BaseException:
         """Have the keeper go on with an ending that could not be written, and say so to the caller."""
         self.keeper.carry(attempt, ending)
-        unanswered = attempt.cancelled or StoreUnavailable(
+        unanswered = attempt.hear_cancelled() or StoreUnavailable(
             f"The handler has run, but how it ended could not be recorded yet: {error} Recording goes on being tried "
             "while this receiver is open; until then nobody may run it again before its lease ends. Ask again with the "
             "same key.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -19,14 +20,18 @@ class Forkable(Protocol):
 
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _resting: list[Forkable] = []
+_turn = threading.RLock()
+"""Threads fork one after the other: who brings holders to rest has to wait for them, and others run meanwhile."""
 
 
 def tell_of_forks(holder: Forkable) -> None:
     """Have ``holder`` told, as long as it lives."""
-    _known.add(holder)
+    with _turn:
+        _known.add(holder)
 
 
 def _before() -> None:
+    _turn.acquire()
     _resting[:] = list(_known)
     for holder in _resting:
         holder.before_fork()
@@ -36,6 +41,7 @@ def _after(*, in_child: bool) -> None:
     for holder in _resting:
         holder.after_fork(in_child=in_child)
     _resting.clear()
+    _turn.release()
 
 
 os.register_at_fork(

@@ -8,6 +8,7 @@ may have granted to callers who never heard of it.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from math import inf
@@ -215,7 +216,7 @@ class Keeper:
         with self._lock:
             self.wake_at = min(self.wake_at, at)
             self._wake.set()
-            if self._thread is None and not self._closed:
+            if self._thread is None and not self._closed and not sys.is_finalizing():
                 self._thread = threading.Thread(target=self._run, name="effectonce-keeper", daemon=True)
                 self._thread.start()
 

@@ -13,6 +13,8 @@ from .codec import module_of
 from .errors import InvalidKey, UsageError
 
 CLAIM_OPERATION, MESSAGE_OPERATION = "claim", "message"
+SAGA_OPERATION = "saga:"
+"""Begins the operation in the keys of sagas."""
 
 
 class Functions:
@@ -45,12 +47,17 @@ def own_name(operation: Any) -> str:
     """A name that somebody gives a function, or a block. It may not be one of those that others have."""
     name = operation if isinstance(operation, str) else ""  # any other is refused where keys are made
     if name in (CLAIM_OPERATION, MESSAGE_OPERATION, STEP_OPERATION) or name.startswith(
-        f"{MESSAGE_OPERATION}:"
+        (f"{MESSAGE_OPERATION}:", SAGA_OPERATION)
     ):
         raise UsageError(
-            f"operation={operation!r} is the name of blocks, of messages or of steps. Give what you do its own."
+            f"operation={operation!r} is the name of blocks, messages, steps or sagas. Give what you do its own."
         )
     return cast("str", operation)
+
+
+def is_saga(key: str) -> bool:
+    """Whether a key is a saga's. A doubt about that is more than the missing answer of one effect."""
+    return key.partition("|")[2].startswith(SAGA_OPERATION)
 
 
 def message_prefix(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:

@@ -22,7 +22,7 @@ from ._fork import tell_of_forks
 from ._handlers import check_awaited, hint_of, is_plain, refuse
 from ._keeper import Keeper
 from ._messages import Message, Outcome
-from ._operations import CLAIM_OPERATION, Functions, message_prefix, own_name
+from ._operations import CLAIM_OPERATION, Functions, is_saga, message_prefix, own_name
 from ._records import Claim, Record, State, make
 from .claims import Claiming
 from .errors import EffectOnceError, InvalidKey, UsageError
@@ -475,6 +475,12 @@ class Receiver:
         if kind == "failed" and not isinstance(value, BaseException):
             raise UsageError("An attempt that failed needs the exception that its repeats shall get.")
         record = await self._find(colour, key)
+        if record is not None and is_saga(record.key):
+            raise UsageError(
+                "This is a saga, which goes on from its journal: saga.resume(id), with undone= for what was taken back "
+                "by hand.",
+                key=record.key,
+            )
         if record is None or record.state is not State.IN_DOUBT:
             return False
         call = call_of(record.key, record.fingerprint, self._policy(policy), hint)

@@ -94,7 +94,11 @@ class _Piece:
             return [self.outcomes[index] for index in range(len(self.slots))]
         first: dict[tuple[str, bytes], int] = {}
         for index, (call, _) in enumerate(self.slots):
-            first.setdefault((call.key, call.fingerprint), index)
+            before = first.setdefault((call.key, call.fingerprint), index)
+            if call.claim.may_create and not self.slots[before][0].claim.may_create:
+                first[call.key, call.fingerprint] = (
+                    index  # one that is late must not keep the other from running
+                )
         by_key: dict[str, int] = {}
         for (key, _), index in first.items():
             by_key.setdefault(key, index)
@@ -132,13 +136,17 @@ class _Piece:
             if type(decision) is Decision and decision.verdict is CLAIMED and decision.record is not None:
                 opened[index] = flow.begin(call, CLAIMED, decision.record, sent_at)
                 continue  # the way of nearly every message
-            if isinstance(decision, StoreError):
-                admitted = flow.fall_back(call, decision, sent_at)
-            elif _has_to_wait(call, decision):
-                opened[index] = None
-                continue
-            else:
-                admitted = flow.admit(call, decision, sent_at)
+            admitted: Attempt | Outcome[Any]
+            try:
+                if isinstance(decision, StoreError):
+                    admitted = flow.fall_back(call, decision, sent_at)
+                elif _has_to_wait(call, decision):
+                    opened[index] = None
+                    continue
+                else:
+                    admitted = flow.admit(call, decision, sent_at)
+            except Exception as error:  # what can't be told of one must not cost the others their turn
+                admitted = Outcome("failed", error=error)
             if isinstance(admitted, Attempt):
                 opened[index] = admitted
             else:

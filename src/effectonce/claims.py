@@ -118,7 +118,11 @@ class Claiming:
 
     async def _complete(self, colour: Colour, value: Any) -> Any:
         self._has_none_yet()
-        self._outcome = await self._receiver.flow.finish(colour, self._call, self.attempt, value)
+        try:
+            self._outcome = await self._receiver.flow.finish(colour, self._call, self.attempt, value)
+        except BaseException:  # a cancellation, perhaps, that is heard when the result has been recorded
+            self._outcome = self.attempt.outcome
+            raise
         return self._outcome.unwrap().value
 
     async def _exit(self, colour: Colour, error: BaseException | None) -> None:
@@ -126,7 +130,7 @@ class Claiming:
             return
         assert self._token is not None
         take_back(CURRENT, self._token)
-        if self._outcome is not None:
+        if self._outcome is not None or self._attempt.unrecorded is not None:
             return
         said, self._said = self._said, None
         if error is None:
@@ -137,7 +141,8 @@ class Claiming:
             self._outcome = await self._receiver.flow.fail(colour, self._call, self._attempt, error)
 
     def _has_none_yet(self) -> None:
-        if self._outcome is not None or self._said is not None:
+        carried = self._attempt is not None and self._attempt.unrecorded is not None
+        if self._outcome is not None or self._said is not None or carried:
             raise UsageError("This claim has its result already.", key=self._call.key)
 
     def _colour_is(self, *, awaits: bool, instead: str) -> None:

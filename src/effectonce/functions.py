@@ -64,7 +64,7 @@ class Identity:
                 raise UsageError(
                     f"{operation} has no parameter {name!r}; it has {', '.join(self.parameters) or 'none'}."
                 )
-        apart = {*ignore, *named, *RECEIVERS_OF_A_CALL}
+        apart = {*ignore, *named, *(name for name in self.parameters[:1] if name in RECEIVERS_OF_A_CALL)}
         self._asked = tuple(name for name in self.parameters if name not in apart)
         self._prefix = None if callable(scope) else keys.prefix(scope, operation, self.version)
 
@@ -73,8 +73,12 @@ class Identity:
         if isinstance(scope, str) and scope in self.parameters:
             raise UsageError(
                 f"scope={scope!r} is one scope for all callers, but {self.operation} has a parameter of that name. "
-                f"To keep its callers apart, write scope=lambda {', '.join(self.parameters)}: {scope}."
+                f"To keep its callers apart, write scope=lambda {self._parameters_shown()}: {scope}."
             )
+
+    def _parameters_shown(self) -> str:
+        plain = [each.replace(annotation=each.empty) for each in self.signature.parameters.values()]
+        return str(inspect.Signature(plain))[1:-1]
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, hint: Any) -> Call:
         """Describe one call. The arguments that the key does not name go into the fingerprint."""
@@ -147,6 +151,8 @@ class _Decorated(Generic[P, R]):
         self._on = on
         self._of_class = identity.parameters[:1] == ("cls",)
         functools.update_wrapper(cast("Any", self), function, updated=())
+        if getattr(function, "__isabstractmethod__", False):
+            cast("Any", self).__isabstractmethod__ = True
 
     @functools.cached_property
     def _hint(self) -> Any:
@@ -245,7 +251,10 @@ class _Bound:
         return _Bound(self.__wrapped__.on(connection), self.__self__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Bound, (self.__wrapped__, self.__self__)
+        name = self.__wrapped__._function.__name__
+        if getattr(self.__self__, name).__wrapped__ is not self.__wrapped__:
+            raise TypeError(f"{name} on a connection can't be pickled.")
+        return getattr, (self.__self__, name)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -261,6 +270,10 @@ class ClassFunction:
 
     def __init__(self, decorated: Any) -> None:
         self.__wrapped__ = decorated
+
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return getattr(self.__wrapped__, "__isabstractmethod__", False)
 
     def __get__(self, instance: object, owner: type) -> Any:
         return _Bound(self.__wrapped__, owner)

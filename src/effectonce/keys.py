@@ -143,13 +143,22 @@ def _advice(part: str, value: Any) -> str:
 
 
 def digits(number: object) -> str:
-    """An integer or a UUID as it stands in a key. Python refuses to write out very long integers."""
+    """An integer or a UUID as it stands in a key, whatever its own class makes of that for people to read.
+
+    Python refuses to write out very long integers.
+    """
     try:
-        return str(number)
+        return int.__repr__(number) if isinstance(number, int) else _plain_uuid(number)
     except ValueError:
         raise InvalidKey(
             f"A number of thousands of digits has more than {LONGEST}. Use keys.content_id of it."
         ) from None
+
+
+def _plain_uuid(part: Any) -> str:
+    from uuid import UUID  # slow to import, and whoever passes one has done so
+
+    return UUID.__str__(part)
 
 
 def shown(value: Any) -> str:

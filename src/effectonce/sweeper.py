@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from . import _blocking, _service
 from ._answers import call_of
 from ._durations import Duration, seconds
+from ._operations import is_saga
 from ._protocol import is_abandoned
 from ._records import Record, State
 from .errors import (
@@ -38,7 +39,6 @@ from .errors import (
 )
 from .keys import Key
 from .saga._driver import Unfinished
-from .saga._saga import OPERATION as SAGAS
 from .sweeping import Redrive, doubted, every
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class Sweeper(_service.Service["_Crew", Figures]):
                 waited += time.monotonic() - asked
         if self._policy.prober is not None:
             async for record in every(colour, State.IN_DOUBT):
-                if _parsed(record.key).operation.startswith(SAGAS):
-                    continue  # a person says how it goes on: there is more to it than one effect
+                if is_saga(record.key):
+                    continue  # a person says how it goes on
                 call = call_of(record.key, record.fingerprint, self._policy)
                 figures.settled += await self.receiver.flow.probe(colour, call, record)
         figures.looks += 1

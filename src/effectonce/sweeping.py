@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ._answers import call_of
 from ._colours import Colour
 from ._flow import Flow
+from ._operations import is_saga
 from ._protocol import is_abandoned
 from ._records import Record, State, Verdict
 from .policy import Policy
@@ -54,6 +55,8 @@ async def sweep(flow: Flow, colour: Colour, policy: Policy, redrive: Redrive | N
         async for record in every(colour, State.IN_DOUBT):
             if done.settled >= limit:
                 break
+            if is_saga(record.key):
+                continue  # a person says how it goes on
             done.settled += await flow.probe(colour, call_of(record.key, record.fingerprint, policy), record)
     return done
 

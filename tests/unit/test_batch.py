@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -554,6 +556,51 @@ def test_a_lost_reply_is_asked_for_again(
     assert statuses(outcomes) == ["executed"] * 3
     assert [outcome.attempt for outcome in outcomes] == [1, 1, 1]
     assert ids == {"a": 1, "b": 1, "c": 1}
+
+
+@dataclass(frozen=True)
+class Declined(Exception):
+    """An error that takes no notes."""
+
+    why: str
+
+
+def test_a_remembered_error_that_takes_no_notes_is_the_same_error(batching: Receiver, colour: Colour) -> None:
+    """Alone and in a batch, where it costs no other its turn."""
+
+    def decline(message: Message) -> str:
+        if message.id == "b":
+            raise Declined("empty")
+        return message.id
+
+    policy = Policy(remember=(Declined,))
+    colour.batch(batching, [THREE[1]], decline, policy=policy)
+    outcomes = colour.batch(batching, THREE, decline, policy=policy)
+    assert statuses(outcomes) == ["executed", "failed", "executed"]
+    assert outcomes[1].error == Declined("empty")
+    with pytest.raises(Declined):
+        colour.process(batching, THREE[1], must_not_run, policy=policy)
+
+
+def test_what_can_not_be_told_of_one_costs_no_other_its_turn(
+    batching: Receiver, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that message's failure."""
+    colour.batch(batching, [THREE[1]], Ids())
+    monkeypatch.setattr(batching.flow, "replay", Counted(LookupError("odd")))
+    outcomes = colour.batch(batching, THREE, Ids())
+    assert statuses(outcomes) == ["executed", "failed", "executed"]
+    assert isinstance(outcomes[1].error, LookupError)
+
+
+def test_a_late_copy_does_not_keep_a_fresh_one_from_running(
+    batching: Receiver, clock: ManualClock, colour: Colour
+) -> None:
+    """Whichever stands first in the batch."""
+    late, fresh = Message("a", None, 1.0), Message("a", None, time.time())
+    ids = Ids()
+    assert statuses(colour.batch(batching, [late, fresh], ids)) == ["replayed", "executed"]
+    assert ids == {"a": 1}
 
 
 class PartlyStore(MemoryStore):

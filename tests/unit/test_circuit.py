@@ -222,6 +222,9 @@ def test_it_recovers_without_a_restart(stage: Stage) -> None:
 
 def test_a_store_that_answers_wrongly_is_not_away(stage: Stage) -> None:
     """It came back without its records, say: everybody is told so, and not that it is away still."""
+    by_hand(
+        stage.receiver
+    )  # whose keeper would ask for the claims that were not answered, and be refused, too
     stage.go_away()
     for _ in range(5):
         with pytest.raises(StoreUnavailable):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.unit.receiving import Colour, Crash, StagedStore, Told, by_hand
+from tests.unit.receiving import Asyncio, Colour, Crash, StagedStore, Told, by_hand
 
 from effectonce import (
     InDoubt,
@@ -25,6 +25,7 @@ from effectonce import (
     StoreUnavailable,
     current,
 )
+from effectonce._blocking import run
 from effectonce.claims import Claiming
 from effectonce.errors import ColourMismatch, InvalidKey, ResultUnavailable, UsageError
 from effectonce.keys import Key
@@ -307,6 +308,55 @@ def test_a_result_that_could_not_be_recorded_is_an_error(
         block(colour, receiver.claim("k"), lambda _: 1 if how == "complete" else NOTHING)
     with pytest.raises(InProgress):
         block(colour, receiver.claim("k", policy=REJECT), never)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_time_out_while_recording_is_heard_once(staged: StagedStore, again: bool) -> None:
+    """Who handles it goes on: the result has been recorded, and nobody is cancelled a second time."""
+    receiver = Receiver(staged)
+
+    async def main() -> Claiming:
+        recording = asyncio.Event()
+
+        async def stop() -> None:
+            staged.before.clear()
+            recording.set()
+            await asyncio.sleep(3600)
+
+        staged.before["complete"] = stop
+        async with receiver.claim("k") as claim:
+            task = asyncio.ensure_future(claim.acomplete(5))
+            await recording.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            if again:
+                with pytest.raises(UsageError, match="has its result"):
+                    await claim.acomplete(6)
+        return claim
+
+    claim = asyncio.run(main())
+    assert (claim.outcome.status, claim.value) == ("executed", 5)
+    assert block(Asyncio(), receiver.claim("k"), never).value == 5
+
+
+def test_a_result_that_is_still_to_be_recorded_is_not_followed_by_another(staged: StagedStore) -> None:
+    """A block that was cancelled while the store was away leaves its own result to the keeper, and no None."""
+    receiver = by_hand(Receiver(staged))
+
+    async def main() -> None:
+        async with receiver.claim("k") as claim:
+            staged.fail("complete", error=StoreUnavailable("gone"))
+            task = asyncio.ensure_future(claim.acomplete(5))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            staged.recover()
+
+    asyncio.run(main())
+    run(receiver._keeper.tick(staged, receiver.flow.monotonic() + 5))
+    assert block(Asyncio(), receiver.claim("k"), never).value == 5
 
 
 def test_the_blocks_own_exception_goes_before_the_stores(staged: StagedStore, colour: Colour) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
@@ -40,6 +40,7 @@ from hypothesis import strategies as st
 from effectonce import codec
 from effectonce.codec import (
     Unencodable,
+    _hints,
     _json,
     canonical,
     canonical_json,
@@ -407,18 +408,119 @@ def test_data_that_no_longer_fits_is_an_error_of_the_tree(data: bytes, hint: Any
         decode(data, hint)
 
 
+def same_named(module: str) -> Any:
+    @dataclass
+    class Same:
+        value: int = 0
+
+    Same.__module__ = module
+    return Same
+
+
 def test_two_classes_of_one_name_in_a_union_are_told_apart() -> None:
-    """Names in the data only choose among the hint's classes, also when these share a name."""
+    """Names in the data only choose among the hint's classes: by their modules, where these share a name."""
+    one, two = same_named("shop.v1"), same_named("shop.v2")
+    for cls in (one, two):
+        assert type(decode(encode(cls(), one | two), one | two)) is cls
 
-    def make(number: int) -> type:
-        @dataclass
-        class Same:
-            value: int = number
 
-        return Same
+def test_the_order_of_a_union_means_nothing() -> None:
+    """Python itself takes both orders for one hint, and gives back the one that it met first."""
+    one, two = same_named("shop.v1"), same_named("shop.v2")
+    stored = encode(one(), Union[one, two])  # noqa: UP007 - which keeps its order
+    _hints._cached_plan.cache_clear()
+    assert type(decode(stored, Union[two, one])) is one  # noqa: UP007
 
-    one, two = make(1), make(2)
-    assert type(decode(encode(two(), one | two), one | two)) is two
+
+def test_classes_that_nothing_tells_apart_are_refused() -> None:
+    """Else one would come back as the other."""
+    one, two = same_named("shop"), same_named("shop")
+    with pytest.raises(Unencodable, match="same name and module"):
+        encode(two(), one | two)
+
+
+@dataclass
+class Boxed(Generic[T]):
+    """A generic class."""
+
+    content: T
+
+
+def test_a_generic_class_may_stand_in_a_union_with_several_arguments() -> None:
+    """What each of them allows is allowed."""
+    hint = Boxed[Line] | Boxed[Colour]
+    for content in (line, Colour.RED):
+        assert decode(encode(Boxed(content), hint), hint) == Boxed(content)
+
+
+@pytest.mark.parametrize("base", [Decimal, deque, OrderedDict, date, frozenset, complex])
+def test_a_dataclass_that_is_also_a_value_is_no_data(base: Any) -> None:
+    """Its content is not among its fields: two amounts would have one id, and come back empty."""
+
+    @dataclass(init=False, eq=False)
+    class Both(base):  # type: ignore[misc]
+        currency: str = "EUR"
+
+    value = Both(2026, 1, 2) if base is date else Both()
+    with pytest.raises(Unencodable):
+        encode(value, Both)
+    with pytest.raises(Unencodable):
+        canonical(value)
+
+
+class Amount:
+    """A class that keeps its content in slots, as fractions and UUIDs do."""
+
+    __slots__ = ("__hidden", "cents")
+
+    def __init__(self, cents: int) -> None:
+        self.cents, self.__hidden = cents, -cents
+
+    def hidden(self) -> int:
+        return self.__hidden
+
+
+@dataclass(init=False, eq=False)
+class Price(Amount):
+    currency: str = "EUR"
+
+
+def test_what_bases_keep_in_slots_counts_and_comes_back() -> None:
+    """It is content as fields are."""
+    assert canonical(Price(1)) != canonical(Price(2))
+    back = decode(encode(Price(2), Price), Price)
+    assert (type(back), back.cents, back.hidden(), back.currency) == (Price, 2, -2, "EUR")
+
+
+class Slotted(str):
+    __slots__ = ("extra",)
+
+
+def test_slots_on_a_subclass_of_str_are_not_dropped() -> None:
+    """What can't be kept is refused."""
+    value = Slotted("a")
+    assert decode(encode(value, Slotted), Slotted) == "a"
+    value.extra = 1
+    with pytest.raises(Unencodable, match="attributes of its own"):
+        encode(value, Slotted)
+
+
+class Odd(Enum):
+    """Members that are not found by their values, or not by what they say of them."""
+
+    NOTHING = math.nan
+    LOUD = "loud"
+
+    @property
+    def value(self) -> str:
+        return str(self._value_).upper()
+
+
+def test_a_member_comes_back_by_its_value_or_is_refused() -> None:
+    """A repeat gets the same one, whatever its class makes of its value for others."""
+    assert decode(encode(Odd.LOUD, Odd), Odd) is Odd.LOUD
+    with pytest.raises(Unencodable, match="another value"):
+        encode(Odd.NOTHING, Odd)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is new in 3.12")
@@ -714,6 +816,42 @@ def test_an_error_that_can_not_be_rebuilt_becomes_a_remembered_one() -> None:
     while isinstance(back, ExceptionGroup):
         (back,) = back.exceptions
     assert isinstance(back, RememberedError)
+
+
+class Refusal(Exception):
+    """An error that says why, by an enum and a date."""
+
+    until: date | None = None
+
+    def __init__(self, why: Colour) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def test_what_an_error_carries_keeps_its_type_by_annotations() -> None:
+    """Of its class and of its __init__: a caller who asks ``error.why is Colour.RED`` gets the same answer again."""
+    error = Refusal(Colour.RED)
+    error.until = date(2026, 11, 17)
+    back = decode_error(encode_error(error), (Refusal,))
+    assert isinstance(back, Refusal)
+    assert (back.args, back.why, back.until) == ((Colour.RED,), Colour.RED, date(2026, 11, 17))
+
+
+@dataclass(slots=True, frozen=True)
+class Short(Exception):
+    """An error whose state is in slots, and part of its text."""
+
+    missing: int
+
+    def __str__(self) -> str:
+        return f"{self.missing} are missing"
+
+
+def test_an_error_keeps_what_is_in_its_slots() -> None:
+    """They are attributes as others are."""
+    back = decode_error(encode_error(Short(5)), (Short,))
+    assert isinstance(back, Short)
+    assert (back.missing, str(back)) == (5, "5 are missing")
 
 
 def test_what_an_error_carries_and_can_not_be_stored_is_kept_as_text() -> None:

@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -233,6 +234,42 @@ def test_a_scope_is_no_parameters_name(memory: Receiver) -> None:
 
         @memory.idempotent(key="order_id", scope="tenant")
         def ship(tenant: str, order_id: str) -> None: ...
+
+
+def test_the_advice_about_a_scope_can_be_followed(memory: Receiver) -> None:
+    """It has the defaults that the function has, or calls that rely on them would fail."""
+    with pytest.raises(UsageError, match=r"scope=lambda order_id, tenant='main': tenant\."):
+
+        @memory.idempotent(key="order_id", scope="tenant")
+        def ship(order_id: str, tenant: str = "main") -> None: ...
+
+
+def test_a_parameter_may_be_called_like_an_object_of_a_call(memory: Receiver) -> None:
+    """Only where it stands first is ``self`` or ``cls`` no part of what is asked."""
+
+    @memory.idempotent(key="booking")
+    def book(booking: str, cls: str) -> str:
+        return cls
+
+    assert book("b-1", "economy") == "economy"
+    with pytest.raises(KeyReused):
+        book("b-1", "business")
+
+
+def test_an_abstract_method_stays_abstract(memory: Receiver) -> None:
+    """The class can't be made without the method, whichever decorator is above the other."""
+
+    class Dutiful(ABC):
+        @memory.idempotent(key="order_id")
+        @abstractmethod
+        def pay(self, order_id: str) -> None: ...
+
+        @memory.idempotent(key="order_id")
+        @classmethod
+        @abstractmethod
+        def refund(cls, order_id: str) -> None: ...
+
+    assert Dutiful.__abstractmethods__ == {"pay", "refund"}
 
 
 def test_a_receivers_scope_may_be_called_like_a_parameter(memory: Receiver) -> None:
@@ -894,12 +931,18 @@ class Dock:
     def load(self, order_id: str) -> str:
         return f"{order_id} at {self.name}"
 
+    @HERE.idempotent(key="order_id")
+    @classmethod
+    def count(cls, order_id: str) -> str:
+        return f"{order_id} in {cls.__name__}"
+
 
 def test_a_decorated_function_may_be_sent_to_a_pool_of_processes() -> None:
     """It is pickled by its name, as any function is; a method together with its object."""
     for function in (ship, ship_later):
         assert pickle.loads(pickle.dumps(function)) is copy.deepcopy(function) is function
     assert pickle.loads(pickle.dumps(Dock("east").load))("o-1") == "o-1 at east"
+    assert pickle.loads(pickle.dumps(Dock.count))("o-2") == "o-2 in Dock"
     local = HERE.idempotent(key="order_id", operation="local")(lambda order_id: order_id)
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(local)

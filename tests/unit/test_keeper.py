@@ -769,3 +769,54 @@ print(receiver.process(Message("parent"), parents).value, sorted(set().union(*Co
 def test_a_forked_child_keeps_only_its_own(tmp_path: Any) -> None:
     """After a fork each process has its own keeper: the child renews nothing of the parent's, and both go on."""
     assert output_of(FORK, tmp_path / "effects.db") == "0 ['|message||parent']\n"
+
+
+FORKS_OF_THREADS = """
+import os, sys, threading
+from effectonce import Message, Policy, Receiver
+
+receiver = Receiver(sys.argv[1], policy=Policy(local_cache=100))
+receiver.process(Message("before"), lambda _: 1)
+
+def fork():
+    for _ in range(25):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+threads = [threading.Thread(target=fork, daemon=True) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(30)
+assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+print(receiver.process(Message("after"), lambda _: 2).value)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("scheme", ["sqlite", "memory"])
+def test_threads_may_fork_side_by_side(tmp_path: Any, scheme: str) -> None:
+    """Each waits for its turn; none takes away what another has brought to rest, and calls go on."""
+    url = f"sqlite:///{tmp_path / 'effects.db'}" if scheme == "sqlite" else "memory://"
+    assert output_of(FORKS_OF_THREADS, url) == "2\n"
+
+
+AT_THE_END = """
+from effectonce import Message, Receiver
+
+receiver = Receiver("memory://")
+
+class Last:
+    def __del__(self):
+        receiver.process(Message("last"), lambda _: print("ran"))
+
+last = Last()
+last.itself = last
+"""
+
+
+def test_a_process_that_ends_starts_no_thread() -> None:
+    """What objects do on their way out is done, and the interpreter ends."""
+    assert output_of(AT_THE_END) == "ran\n"

@@ -24,9 +24,12 @@ from effectonce import (
     Outcome,
     Policy,
     Receiver,
+    State,
     current,
 )
+from effectonce._blocking import run
 from effectonce.errors import ColourMismatch, ResultUnavailable, StepMismatch, StoreUnavailable, UsageError
+from effectonce.policy import Resolution
 from effectonce.saga import Compensated, Saga, pivot, step, together
 from effectonce.saga._outline import Group
 from effectonce.testing.clocks import ManualClock
@@ -361,6 +364,21 @@ def test_a_compensation_that_does_not_hold_waits_for_a_person(world: World) -> N
     resumed = world.resume(world.saga(*steps))
     assert isinstance(resumed.error, Compensated)
     assert world.shop.did.count("release") == 4
+
+
+def test_a_saga_that_waits_for_a_person_is_settled_by_nobody_else(world: World) -> None:
+    """Neither a prober that a sweep asks nor receiver.resolve may put a result in the place of its journal."""
+    world.shop.instead = {"charge": [Declined()], "release": [ValueError("jammed")] * 2}
+    saga = world.saga(world.step("reserve", "release", undo_attempts=2), *world.steps()[1:])
+    assert world.outcome(saga).status == "in_doubt"
+    sweeping = Policy(prober=lambda record: Resolution.completed("tx-1"))
+    receiver = world.receivers[-1]
+    assert receiver.sweep(policy=sweeping).settled == 0
+    (record,) = run(world.store.scan(State.IN_DOUBT))
+    with pytest.raises(UsageError, match=r"saga\.resume"):
+        receiver.resolve(record.key, "completed", "tx-1")
+    state = saga.state("o-1")
+    assert state is not None and state.status == "in_doubt"
 
 
 def test_what_a_person_has_undone_is_not_undone_again(world: World) -> None:

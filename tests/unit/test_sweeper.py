@@ -16,6 +16,7 @@ from tests.unit.receiving import COLOURS, Colour, Counted, Crash, coroutine_func
 from effectonce import Message, Policy, Receiver, Record, State
 from effectonce._blocking import run
 from effectonce.errors import StoreUnavailable, UsageError
+from effectonce.keys import Key
 from effectonce.policy import Resolution
 from effectonce.saga import Saga, pivot, step
 from effectonce.stores.memory import MemoryStore
@@ -148,7 +149,8 @@ def test_several_sweepers_never_double_a_step(world: World) -> None:
 def test_a_saga_that_never_began_is_given_back(world: World) -> None:
     """Nothing was done, and what was asked for is not known: the client may ask again."""
     receiver = world.receiver()
-    claiming = receiver.claim("o-1", operation="saga:fulfil", policy=world.saga(receiver).policy)
+    key = Key.of("o-1", "saga:fulfil")
+    claiming = receiver.claim(key, policy=world.saga(receiver).policy)
     copy_context().run(claiming.__enter__)
     world.clock.advance(LEASE + 1)
     done = world.sweeper().run_once()

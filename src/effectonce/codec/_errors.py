@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from ..errors import RememberedError
-from ._hints import ANY
-from ._kinds import qualified
-from ._values import STORED, decode
+from ._hints import Plan, annotations_of, plan_of
+from ._json import parse
+from ._kinds import in_slots, qualified, slots_of
+from ._values import STORED, unpack_as
 
 LONGEST_MESSAGE = 1000
 DEEPEST_GROUP = 8
@@ -18,21 +19,25 @@ DEEPEST_GROUP = 8
 def encode_error(error: BaseException, most: int = 1 << 20) -> bytes:
     """The bytes of an exception: its class's name, message, arguments and attributes.
 
-    An argument or attribute that can't be encoded is kept as its text. More than ``most`` bytes are shortened.
+    These keep their types as results do, by the annotations of its class and of its ``__init__``. What can't be encoded
+    is kept as its text. More than ``most`` bytes are shortened.
     """
     written = STORED.writer.write(_parts(error))
     return written if len(written) <= most else shorter_error(written)
 
 
 def _parts(error: BaseException, depth: int = 0) -> dict[str, Any]:
-    reduced: Any = _builtin_base(type(error)).__reduce__(error)
+    cls = type(error)
+    plan = _plan(cls)
+    reduced: Any = _builtin_base(cls).__reduce__(error)
     _, make, *state = reduced
+    held = in_slots(error) | (state[0] if state else {})
     parts = {
-        "type": qualified(type(error)),
+        "type": qualified(cls),
         "message": _text(error),
-        "make": [_or_text(item) for item in make],
-        "args": [_or_text(item) for item in error.args],
-        "state": {name: _or_text(item) for name, item in (state[0] if state else {}).items()},
+        "make": [_or_text(item, plan) for item in make],
+        "args": [_or_text(item, plan) for item in error.args],
+        "state": {name: _or_text(item, plan) for name, item in held.items()},
     }
     if isinstance(error, BaseExceptionGroup) and depth < DEEPEST_GROUP:
         parts["make"] = [error.message, [_parts(each, depth + 1) for each in error.exceptions]]
@@ -41,7 +46,7 @@ def _parts(error: BaseException, depth: int = 0) -> dict[str, Any]:
 
 def shorter_error(data: bytes) -> bytes:
     """The same error with nothing but the beginning of its message."""
-    stored = decode(data)
+    stored = parse(data)
     message = stored["message"]
     if len(message) > LONGEST_MESSAGE:
         message = f"{message[:LONGEST_MESSAGE]}… (shortened)"
@@ -55,7 +60,7 @@ def decode_error(data: bytes, known: tuple[type[BaseException], ...]) -> BaseExc
 
     No ``__init__`` or ``__new__`` of the class itself runs, so odd signatures do no harm.
     """
-    return _error_of(decode(data), known)
+    return _error_of(parse(data), known)
 
 
 def _error_of(parts: dict[str, Any], known: tuple[type[BaseException], ...]) -> BaseException:
@@ -64,22 +69,28 @@ def _error_of(parts: dict[str, Any], known: tuple[type[BaseException], ...]) -> 
             try:
                 if issubclass(cls, BaseExceptionGroup):
                     message, members = parts["make"]
-                    parts["args"] = parts["make"] = [message, [_error_of(each, known) for each in members]]
-                return _rebuilt(cls, **parts)
+                    make = args = [message, [_error_of(each, known) for each in members]]
+                else:
+                    make, args = (_items(parts[part], cls) for part in ("make", "args"))
+                state = dict(zip(parts["state"], _items(parts["state"].values(), cls), strict=True))
+                return _rebuilt(cls, make, args, state)
             except Exception:
                 break
     return RememberedError(parts["message"], error_type=parts["type"])
 
 
-def _rebuilt(
-    cls: type[BaseException], make: Any, args: Any, state: dict[str, Any], **_: Any
-) -> BaseException:
-    base = _builtin_base(cls)
+def _items(trees: Iterable[Any], cls: type[BaseException]) -> list[Any]:
+    plan = _plan(cls)
+    return [unpack_as(tree, plan) for tree in trees]
+
+
+def _rebuilt(cls: type[BaseException], make: Any, args: Any, state: dict[str, Any]) -> BaseException:
+    base, slots = _builtin_base(cls), [name for name, _ in slots_of(cast("Any", cls))]
     error = base.__new__(cls, *make)
     base.__init__(error, *make)
     object.__setattr__(error, "args", tuple(args))
     for name, value in state.items():
-        if hasattr(base, name):
+        if name in slots or hasattr(base, name):
             object.__setattr__(error, name, value)
         else:
             error.__dict__[name] = value
@@ -101,9 +112,14 @@ def _with_subclasses(classes: Iterable[type[BaseException]]) -> Iterator[type[Ba
         yield from _with_subclasses(type.__subclasses__(cls))
 
 
-def _or_text(value: Any) -> Any:
+def _plan(cls: type[BaseException]) -> Plan:
+    """What may be among an exception's arguments and attributes, in whichever place."""
+    return plan_of(*annotations_of(cls).values(), *annotations_of(cls.__init__).values())
+
+
+def _or_text(value: Any, plan: Plan) -> Any:
     try:
-        return STORED.pack(value, ANY, 0)
+        return STORED.pack(value, plan, 0)
     except Exception:
         return _text(value)
 

@@ -6,11 +6,24 @@ import inspect
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, ClassVar, Final, Literal, NewType, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NewType,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
-from ._kinds import Kind, derives, kind_of
+from ._kinds import Kind, derives, kind_of, qualified
 
 ITEM, KEY, VALUE = object(), object(), object()
 """The roles of what is inside a container."""
@@ -35,10 +48,12 @@ class Plan:
     def __init__(self, hints: Iterable[Any]) -> None:
         self.classes: dict[type, Candidate] = {}
         self.names: dict[str, Candidate] = {}
+        self.nameless: set[type] = set()
         self._inside: dict[object, list[Any]] = {}
         self._plans: dict[object, Plan] = {}
         for hint in hints:
             self._read(hint)
+        self._name_classes()
 
     def at(self, role: object, place: object = None) -> Plan:
         """The plan for a part: by its role, and by its place where a hint is about that place alone."""
@@ -61,18 +76,39 @@ class Plan:
 
     def _admit(self, cls: type, args: tuple[Any, ...]) -> None:
         kind = kind_of(cls)
-        if kind is not None and cls not in self.classes:
-            name = cls.__qualname__
-            while name in self.names:
-                name += "'"
-            self.classes[cls] = self.names[name] = Candidate(cls, args, kind, name)
+        if kind is not None:
+            self.classes.setdefault(cls, Candidate(cls, kind)).args.append(args)
+
+    def _name_classes(self) -> None:
+        """Give each class its name in the data: its own, or where several are called alike, with its module's.
+
+        It never depends on the order of hints: to Python ``A | B`` and ``B | A`` are one. Classes that not even their
+        modules tell apart have no name, and can't be stored here.
+        """
+        alike = Counter(cls.__qualname__ for cls in self.classes)
+        named = [
+            (cls.__qualname__ if alike[cls.__qualname__] == 1 else qualified(cls), cls)
+            for cls in self.classes
+        ]
+        times = Counter(name for name, _ in named)
+        for name, cls in named:
+            if times[name] > 1:
+                del self.classes[cls]
+                self.nameless.add(cls)
+            else:
+                self.names[name] = self.classes[cls]
+                self.classes[cls].name = name
 
 
 class Candidate:
     """A class that a hint allows at one spot, under the name that it has in the data."""
 
-    def __init__(self, cls: type, args: tuple[Any, ...], kind: Kind, name: str) -> None:
-        self.cls, self.args, self.kind, self.name = cls, args, kind, name
+    name = ""
+
+    def __init__(self, cls: type, kind: Kind) -> None:
+        self.cls, self.kind = cls, kind
+        self.args: list[tuple[Any, ...]] = []
+        """Of a generic class: what each hint that names it says of its parameters."""
 
     def plan(self, field: str) -> Plan:
         return self._plans.get(field, ANY)
@@ -81,8 +117,8 @@ class Candidate:
     def _plans(self) -> dict[str, Plan]:
         """By field; the base tells the content of a subclass of list or dict, as in ``Lines(list[Line])``."""
         content = plan_of(*getattr(self.cls, "__orig_bases__", ()))
-        hints = _field_hints(self.cls, self.args)
-        return {"value": content} | {name: plan_of(hint) for name, hint in hints.items()}
+        each = [_field_hints(self.cls, args) for args in self.args]
+        return {"value": content} | {name: plan_of(*(hints[name] for hints in each)) for name in each[0]}
 
 
 def plan_of(*hints: Any) -> Plan:
@@ -141,20 +177,23 @@ def _field_hints(cls: type, args: tuple[Any, ...]) -> dict[str, Any]:
         free = getattr(hint, "__parameters__", ()) if get_origin(hint) else ()
         return hint[tuple(given.get(parameter, parameter) for parameter in free)] if free else hint
 
-    return {name: filled(hint) for name, hint in _annotations(cls).items()}
+    return {name: filled(hint) for name, hint in annotations_of(cls).items()}
 
 
-def _annotations(cls: Any) -> dict[str, Any]:
-    if derives("pydantic", "BaseModel", cls):
-        return {name: field.annotation for name, field in cls.model_fields.items()}
+def annotations_of(owner: Any) -> dict[str, Any]:
+    """The annotations of a class or a function, resolved as far as they can be."""
+    is_class = isinstance(owner, type)
+    if is_class and derives("pydantic", "BaseModel", cast("type", owner)):
+        return {name: field.annotation for name, field in owner.model_fields.items()}
     try:
-        return typing.get_type_hints(cls)
+        return typing.get_type_hints(owner)
     except Exception:
         # One name that exists only for type checkers must not hide what the other annotations say.
-        return {name: hint for base in reversed(cls.__mro__) for name, hint in _one_by_one(base)}
+        bases = reversed(owner.__mro__) if is_class else (owner,)
+        return {name: hint for base in bases for name, hint in _one_by_one(base)}
 
 
-def _one_by_one(cls: type) -> Iterator[tuple[str, Any]]:
+def _one_by_one(cls: Any) -> Iterator[tuple[str, Any]]:
     scope = {**getattr(sys.modules.get(cls.__module__), "__dict__", {}), cls.__name__: cls}
     for name, note in inspect.get_annotations(cls).items():
         try:

@@ -7,10 +7,10 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import date, time, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from types import BuiltinFunctionType, MemberDescriptorType
+from typing import Any, Generic, NamedTuple
 
 from ..errors import Unencodable
 from ._modules import module_of
@@ -38,6 +38,35 @@ def derives(module: str, name: str, cls: type) -> bool:
     return base is not None and issubclass(cls, base)
 
 
+# -- What objects hold -----------------------------------------------------------------------------------------
+
+
+def in_slots(value: Any) -> Fields:
+    """What an object holds in slots of its class, and of bases that are written in Python."""
+    cls: type = type(value)
+    return {name: slot.__get__(value) for name, slot in slots_of(cls) if _is_set(value, slot)}
+
+
+@lru_cache(maxsize=1024)
+def slots_of(cls: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    """These slots, by their names in objects."""
+    return tuple(
+        (name, slot)
+        for base in cls.__mro__
+        if "__slots__" in vars(base)
+        for name, slot in vars(base).items()
+        if type(slot) is MemberDescriptorType
+    )
+
+
+def _is_set(value: Any, slot: MemberDescriptorType) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
 # -- Named tuples ----------------------------------------------------------------------------------------------
 
 
@@ -47,7 +76,7 @@ def _make_named_tuple(cls: Any, fields: Fields) -> Any:
 
 
 def _refuse_attributes(value: Any) -> Fields:
-    if getattr(value, "__dict__", None):
+    if getattr(value, "__dict__", None) or in_slots(value):
         raise Unencodable("", type(value), "it carries attributes of its own. Use a dataclass")
     return {}
 
@@ -88,11 +117,16 @@ def _make_plain(cls: Any, fields: Fields) -> Any:
 
 # -- Dataclasses -----------------------------------------------------------------------------------------------
 
-_NOT_JUST_FIELDS = (tuple, set, frozenset, bytes, bytearray, complex, date, time, timedelta, BaseException)
-
 
 def _is_dataclass(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls) and not issubclass(cls, _NOT_JUST_FIELDS)
+    """Whether a class is a dataclass, and not also a number, a date, a collection … with content beside its fields."""
+    return dataclasses.is_dataclass(cls) and _made_by(cls) is object
+
+
+def _made_by(cls: type) -> type:
+    """The base whose own code, which is not Python, makes the instances of a class."""
+    made = (base for base in cls.__mro__ if isinstance(vars(base).get("__new__"), BuiltinFunctionType))
+    return next(base for base in made if base is not Generic)
 
 
 @lru_cache(maxsize=1024)
@@ -101,8 +135,9 @@ def _field_names(cls: Any) -> tuple[str, ...]:
 
 
 def _take_dataclass(value: Any) -> Fields:
+    """Its fields, and what bases keep in slots, as a UUID does."""
     cls: type = type(value)
-    return {name: getattr(value, name) for name in _field_names(cls)}
+    return {name: getattr(value, name) for name in _field_names(cls)} | in_slots(value)
 
 
 def _more_of_dataclass(value: Any) -> Fields:
@@ -171,11 +206,28 @@ def _make_struct(cls: Any, fields: Fields) -> Any:
     return value
 
 
+def _refuse_more(value: Any) -> Fields:
+    if getattr(value, "__dict__", None):
+        raise Unencodable("", type(value), "it carries attributes of its own. Use a dataclass")
+    return {}
+
+
+# -- Enums -----------------------------------------------------------------------------------------------------
+
+
+def _take_member(value: Any) -> Fields:
+    """What a member is found by, whatever its class makes of that for others. NaN, which equals nothing, is not."""
+    content = value._value_
+    if content != content:
+        raise Unencodable("", type(value), f"{value!r} can't be found by its value. Give it another value")
+    return {"value": content}
+
+
 # -- All of them -----------------------------------------------------------------------------------------------
 
 ENUM = Kind(
     fits=lambda cls: issubclass(cls, Enum),
-    take=lambda value: {"value": value.value},
+    take=_take_member,
     make=lambda cls, fields: cls(fields["value"]),
 )
 NAMED_TUPLE = Kind(
@@ -191,7 +243,7 @@ STRUCT = Kind(
     fits=partial(derives, "msgspec", "Struct"),
     take=lambda value: {name: getattr(value, name) for name in value.__struct_fields__},
     make=_make_struct,
-    more=_refuse_attributes,
+    more=_refuse_more,
 )
 
 

@@ -48,7 +48,7 @@ def decode(data: bytes, hint: Any = Any) -> Any:
     try:
         if type(hint) is Form:
             return hint.read(data)
-        return _unpack(parse(data), plan_of(hint)) if b'"$"' in data else parse(data)
+        return unpack_as(parse(data), plan_of(hint)) if b'"$"' in data else parse(data)
     except Exception as error:
         raise _unreadable(hint, error) from error
 
@@ -56,7 +56,7 @@ def decode(data: bytes, hint: Any = Any) -> Any:
 def unpack(tree: Any, hint: Any = Any) -> Any:
     """The same from what ``parse`` has made of the bytes, perhaps as a part of more."""
     try:
-        return _unpack(tree, plan_of(hint))
+        return unpack_as(tree, plan_of(hint))
     except Exception as error:
         raise _unreadable(hint, error) from error
 
@@ -143,7 +143,7 @@ class Packer:
     def pack_instance(self, value: Any, plan: Plan, depth: int) -> Any:
         candidate = plan.classes.get(type(value))
         if candidate is None:
-            raise Unencodable("", type(value), _why_not(type(value)))
+            raise Unencodable("", type(value), _why_not(type(value), plan))
         fields = candidate.kind.take(value) | candidate.kind.more(value)
         return {"$": ["as", candidate.name, self.pack_fields(fields, candidate.plan, depth)]}
 
@@ -168,7 +168,9 @@ _JSON = Writer(canonical=False)
 STORED = Packer(_JSON, LEAVES)
 
 
-def _why_not(kind: type) -> str:
+def _why_not(kind: type, plan: Plan) -> str:
+    if kind in plan.nameless:
+        return "the type hint has another class of the same name and module. Rename one of them"
     if kind_of(kind) is None:
         return (
             "it is neither plain data nor a class this library can rebuild. Return plain data or a dataclass"
@@ -195,15 +197,16 @@ def _member(key: Any) -> str:
 # -- Unpacking -------------------------------------------------------------------------------------------------
 
 
-def _unpack(node: Any, plan: Plan) -> Any:
+def unpack_as(node: Any, plan: Plan) -> Any:
+    """The value of a tree, as a plan has it."""
     kind = type(node)
     if kind is list:
-        return [_unpack(item, plan.at(ITEM, place)) for place, item in enumerate(node)]
+        return [unpack_as(item, plan.at(ITEM, place)) for place, item in enumerate(node)]
     if kind is not dict:
         return node
     if len(node) == 1 and "$" in node:
         return _untagged(*node["$"], plan=plan)
-    return {name: _unpack(item, plan.at(VALUE, name)) for name, item in node.items()}
+    return {name: unpack_as(item, plan.at(VALUE, name)) for name, item in node.items()}
 
 
 def _untagged(tag: str, *body: Any, plan: Plan) -> Any:
@@ -212,12 +215,14 @@ def _untagged(tag: str, *body: Any, plan: Plan) -> Any:
         return _instance(plan.names[name], fields)
     (node,) = body
     if tag == "dict":
-        return {_unpack(key, plan.at(KEY)): _unpack(item, plan.at(VALUE, _place(key))) for key, item in node}
+        return {
+            unpack_as(key, plan.at(KEY)): unpack_as(item, plan.at(VALUE, _place(key))) for key, item in node
+        }
     if tag in _COLLECTIONS:
-        return _COLLECTIONS[tag](_unpack(node, plan))
+        return _COLLECTIONS[tag](unpack_as(node, plan))
     return _READERS[tag](node)
 
 
 def _instance(candidate: Candidate, fields: dict[str, Any]) -> Any:
-    values = {name: _unpack(item, candidate.plan(name)) for name, item in fields.items()}
+    values = {name: unpack_as(item, candidate.plan(name)) for name, item in fields.items()}
     return candidate.kind.make(candidate.cls, values)

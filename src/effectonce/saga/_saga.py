@@ -12,6 +12,7 @@ from .._blocking import run
 from .._durations import Duration
 from .._handlers import is_awaited
 from .._messages import Outcome
+from .._operations import SAGA_OPERATION
 from .._records import State
 from ..errors import (
     ColourMismatch,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from .._receiver import Receiver
     from .._records import Record
 
-OPERATION = "saga:"
-"""Begins the operation in the keys of sagas."""
 BOOKKEEPING = 1 << 20
 """Bytes of a journal for all that is neither what was asked for nor a result."""
 
@@ -73,7 +72,7 @@ class Saga:
                 "steps write can be: see effectonce.saga.barrier."
             )
         self.receiver, self.name, self.version = receiver, name, version
-        self.operation = OPERATION + name
+        self.operation = SAGA_OPERATION + name
         self.outline = outline_of(steps, timeout)
         self.form = Form(self.outline)
         self._scope = receiver.scope if scope is None else scope
