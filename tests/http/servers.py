@@ -80,6 +80,7 @@ SERVERS: dict[str, Command] = {
     "django-runserver": runserver,
     "django-uvicorn": uvicorn("django_async:application"),
     "django-uvicorn-threads": uvicorn("django_async:threaded"),
+    "django-uvicorn-mixed": uvicorn("django_async:mixed"),
     "bare-h11": h11("bare_asgi:application"),
     "bare-httptools": httptools("bare_asgi:application"),
     "bare-hypercorn": hypercorn("bare_asgi:application"),

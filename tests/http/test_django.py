@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BytesIO
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import django
@@ -15,9 +17,10 @@ import pytest
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.asgi import ASGIHandler
 from django.db.transaction import non_atomic_requests
 from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import AsyncClient, AsyncRequestFactory, Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -495,6 +498,116 @@ def test_an_attempt_that_was_overtaken_gives_the_answer_that_counts(words: dict[
         response = Client().post("/overtaken", **KEY)
         assert (response["X-Idempotency-Replayed"], content(response)) == ("true", b"second")
     assert [file.closed for file in runs] == [True, True]
+
+
+# -- Under ASGI, above a middleware that knows no event loop -----------------------------------------------------------
+
+
+def knows_no_loop(get_response: Any) -> Any:
+    """A middleware as Django's documentation has it. What is above it runs in a thread, under ASGI as well."""
+    return lambda request: get_response(request)
+
+
+@pytest.fixture
+def in_threads(words: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A stack with such a middleware below effectonce's."""
+    with override_settings(MIDDLEWARE=[MIDDLEWARE, f"{__name__}.knows_no_loop"]):
+        yield words
+
+
+class Hold:
+    """Views of either colour that go on when they are told."""
+
+    def __init__(self) -> None:
+        self.begun, self.free = Event(), Event()
+
+    @non_atomic_requests
+    def view(self, request: HttpRequest) -> HttpResponse:
+        self.begun.set()
+        assert self.free.wait(10)
+        runs.append("ended")
+        return HttpResponse("paid", status=201)
+
+    @non_atomic_requests
+    async def view_later(self, request: HttpRequest) -> HttpResponse:
+        self.begun.set()
+        assert await asyncio.to_thread(self.free.wait, 10)
+        runs.append("ended")
+        return HttpResponse("paid", status=201)
+
+
+async def leave(place: str, hold: Hold) -> None:
+    """Send a request, and leave when its view has begun, which may go on when that has been heard."""
+    sent = [{"type": "http.request", "body": b"5 EUR"}]
+
+    async def receive() -> Any:
+        if sent:
+            return sent.pop()
+        assert await asyncio.to_thread(hold.begun.wait, 10)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        """Nobody hears it."""
+
+    scope = AsyncRequestFactory()._base_scope(method="POST", path=place)  # type: ignore[attr-defined]
+    scope["headers"] = [(b"idempotency-key", b"key"), (b"content-length", b"5")]
+    request = asyncio.ensure_future(ASGIHandler()(scope, receive, send))
+    assert await asyncio.to_thread(hold.begun.wait, 10)
+    for _ in range(100):  # turns in which Django is told, and cancels
+        await asyncio.sleep(0)
+    hold.free.set()
+    await asyncio.gather(request, return_exceptions=True)
+
+
+@pytest.mark.parametrize("place", ["/view", "/view-later"])
+def test_a_client_that_leaves_changes_nothing_there_either(in_threads: dict[str, Any], place: str) -> None:
+    """Django cancels, and asgiref would carry that into the thread; but the view ends, and its answer is recorded."""
+    hold = Hold()
+    with override_settings(ROOT_URLCONF=(path("view", hold.view), path("view-later", hold.view_later))):
+        asyncio.run(leave(place, hold))
+        data = {"data": b"5 EUR", "content_type": "text/plain"}
+        repeat = asend("post", place, **data, **KEY)
+    assert (runs, repeat.content, repeat["X-Idempotency-Replayed"]) == (["ended"], b"paid", "true")
+
+
+@pytest.mark.parametrize("most", [1000, 5, 0])
+def test_an_async_stream_is_read_piece_by_piece_there(in_threads: dict[str, Any], most: int) -> None:
+    """Held or let through; it knows its attempt to its end."""
+    in_threads["max_response"] = most
+    assert content(asend("post", "/stream-later", **KEY)) == b"0 1 1 1 2 1 "
+    repeat = asend("post", "/stream-later", **KEY)
+    assert (repeat.get("X-Idempotency-Replayed") == "true") == (most == 1000)
+
+
+@non_atomic_requests
+async def endless(request: HttpRequest) -> StreamingHttpResponse:
+    async def pieces() -> AsyncIterator[str]:
+        for number in count():
+            runs.append(number)
+            yield f"data: {number}\n\n" + "." * int(request.GET.get("more", 0))
+
+    kind = "text/plain" if "more" in request.GET else "text/event-stream"
+    return StreamingHttpResponse(pieces(), content_type=kind)
+
+
+@pytest.mark.parametrize(("query", "most"), [("", 1000), ("?more=1000", 1500)], ids=["events", "no end"])
+def test_a_stream_without_an_end_is_sent_as_it_comes_there(
+    in_threads: dict[str, Any], query: str, most: int
+) -> None:
+    """A stream of events, or one that says nothing and is longer than what is held: it is done, without a body."""
+    in_threads["max_response"] = most
+
+    async def listen() -> tuple[int, Any]:
+        response: Any = await AsyncClient().post(f"/endless{query}", **KEY)
+        made = len(runs)
+        stream = aiter(response)
+        assert (await anext(stream)).startswith(b"data: 0" if query else b"")
+        await anext(stream)
+        return made, await AsyncClient().post(f"/endless{query}", **KEY)
+
+    with override_settings(ROOT_URLCONF=(path("endless", endless),)):
+        made, repeat = asyncio.run(listen())
+    assert (made, repeat.json()["code"]) == (2 if query else 0, "response-not-replayable")
 
 
 # -- Settings ------------------------------------------------------------------------------------------------------

@@ -11,11 +11,13 @@ site = sites(
     "django-runserver",
     "django-uvicorn",
     "django-uvicorn-threads",
+    "django-uvicorn-mixed",
     lacks={
         "django-gunicorn": [ONE_LINE],
         "django-runserver": [ONE_LINE, "chunked"],
         "django-uvicorn": [ONE_LINE, "early refusal"],
         "django-uvicorn-threads": [ONE_LINE, "early refusal"],
+        "django-uvicorn-mixed": [ONE_LINE, "early refusal"],
     },
 )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 from wsgiref.util import setup_testing_defaults
@@ -15,7 +16,7 @@ from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.db import connection, models, transaction
 from django.http import HttpResponse, StreamingHttpResponse
-from django.urls import path
+from django.urls import clear_url_caches, path
 
 from effectonce import Message, Policy, Receiver
 from effectonce.errors import UsageError
@@ -191,6 +192,48 @@ def main(database: dict[str, Any], store_url: str) -> None:
     assert post(app, "k3", b"undone", "status=503")[0].startswith("503")
     assert post(app, "k3", b"undone", "status=503")[1:] == (b"paid", "true")
     assert not Payment.objects.filter(id="undone").exists()
+
+    # 9. The same under ASGI, where the boundary is in a thread: a stream of events is sent when all is committed.
+    settings.EFFECTONCE["on_server_error"] = "release"
+
+    async def later(request: Any) -> StreamingHttpResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield bytes(2 << 20)
+            await Payment.objects.acreate(id=request.body.decode())
+            if "breaks" in request.GET:
+                raise Changed
+
+        async def events() -> AsyncIterator[bytes]:
+            while True:
+                yield b"data: tick\n\n"
+
+        if "events" not in request.GET:
+            return StreamingHttpResponse(pieces())
+        await Payment.objects.acreate(id=request.body.decode())
+        return StreamingHttpResponse(events(), content_type="text/event-stream")
+
+    async def talk() -> None:
+        from django.test import AsyncClient
+
+        client = AsyncClient(raise_request_exception=False)
+
+        async def ask(key: str, body: str, query: str) -> Any:
+            more: dict[str, Any] = {"headers": {"Idempotency-Key": key}, "content_type": "text/plain"}
+            return await client.post(f"/pay?{query}", body, **more)
+
+        assert (await ask("k6", "async", "breaks")).status_code == 500
+        assert not await Payment.objects.filter(id="async").aexists()
+        assert b"".join([piece async for piece in await ask("k7", "async", "")]) == bytes(2 << 20)
+        assert (await ask("k7", "async", "")).status_code == 409
+        assert await Payment.objects.filter(id="async").acount() == 1
+        stream = aiter(await ask("k8", "events", "events"))
+        assert await Payment.objects.filter(id="events").acount() == 1
+        assert [await anext(stream) for _ in range(2)] == [b"", b"data: tick\n\n"]
+        assert (await ask("k8", "events", "events")).status_code == 409
+
+    urlpatterns[:] = [path("pay", later)]
+    clear_url_caches()
+    asyncio.run(talk())
     with connection.schema_editor() as editor:
         editor.delete_model(Payment)
     receiver.close()

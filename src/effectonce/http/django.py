@@ -17,7 +17,8 @@ Put it below what says who is calling (``AuthenticationMiddleware``), and below 
 request, such as cookies and compression: what is below it is remembered, what is above it runs for repeats, too.
 
 One body serves both of Django's colours; ``_Sync`` and ``_Async`` are what differs. On an event loop the view runs in a
-task of its own, so that a client that goes away changes nothing. Django makes a response of a view's exception before
+task of its own, so that a client that goes away changes nothing. Under ASGI, too, Django builds a stack of threads above
+a middleware that knows no loop: there ``_to_its_end`` is what shields. Django makes a response of a view's exception before
 any middleware sees it: a status from 500 on stands for it, and its type is heard by the way. With ``ATOMIC_REQUESTS`` a
 view's transaction has ended by then, so what is remembered has been committed, and what raised was rolled back.
 """
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from typing import IO, Any, TypeVar, Unpack, overload
@@ -44,6 +46,7 @@ try:
     from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
     from django.conf import settings  # type: ignore[import-untyped]
     from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
+    from django.core.handlers.asgi import ASGIRequest  # type: ignore[import-untyped]
     from django.http import HttpResponse  # type: ignore[import-untyped]
     from django.urls import Resolver404, resolve  # type: ignore[import-untyped]
     from django.utils.log import request_logger  # type: ignore[import-untyped]
@@ -193,14 +196,14 @@ class _Covered:
             if status in BODILESS:
                 response.content = body
             return said._replace(body=None if len(body) > most or endless else body), None
-        pieces = self._side.pieces(response)
+        pieces = self._side.pieces(self._request, response)
         held: list[bytes] = []
         size = 0
         while size <= most and not endless:
             piece = await self._side.next_of(pieces)
             if piece is None:
                 body = body_of(status, length, b"".join(held))
-                return said._replace(body=body), self._side.again(body)
+                return said._replace(body=body), self._side.again(body, pieces)
             held.append(piece)
             size += len(piece)
         return said, self._side.chained(self._exchange, b"".join(held), pieces)
@@ -218,7 +221,10 @@ class _Covered:
 
 
 class _Sync:
-    """A middleware in a stack without an event loop. Nothing here ever suspends."""
+    """A middleware in a stack of threads, under WSGI or, where one below knows no event loop, under ASGI.
+
+    Nothing here ever suspends.
+    """
 
     def __init__(self, middleware: IdempotencyMiddleware) -> None:
         boundary = middleware.boundary
@@ -244,25 +250,42 @@ class _Sync:
             return self._get_response(request)
 
     async def respond(self, request: Any, exchange: Exchange) -> Any:
+        if isinstance(request, ASGIRequest):
+            return _to_its_end(sync_to_async(self._get_response), request)
         return self._get_response(request)
 
-    def pieces(self, response: Any) -> Iterator[bytes]:
-        return iter(response)
+    def pieces(self, request: Any, response: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
+        """An async stream is read on the event loop that it belongs to. Without one, Django reads it at once."""
+        if response.is_async and isinstance(request, ASGIRequest):
+            return aiter(response.streaming_content)
+        return _begun_late(response)
 
     async def next_of(self, pieces: Any) -> bytes | None:
-        return next(pieces, None)
+        return _to_its_end(anext, pieces, None) if isinstance(pieces, AsyncIterator) else next(pieces, None)
 
-    def again(self, body: bytes) -> Iterable[bytes]:
-        return [body]
+    def again(self, body: bytes, pieces: Any) -> Iterable[bytes] | AsyncIterator[bytes]:
+        return _awaited([body]) if isinstance(pieces, AsyncIterator) else [body]
 
-    def chained(self, exchange: Exchange, held: bytes, rest: Any) -> Iterator[bytes]:
-        yield held
-        while True:
-            with exchange.at_work():
-                piece = next(rest, None)
-            if piece is None:
-                return
-            yield piece
+    def chained(self, exchange: Exchange, held: bytes, rest: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
+        chain = _chained_later if isinstance(rest, AsyncIterator) else _chained
+        return chain(exchange, held, rest)
+
+
+def _to_its_end(function: Callable[..., Any], *args: Any) -> Any:
+    """Await something in a thread of an ASGI stack, for as long as it takes.
+
+    When a client leaves, Django cancels, and asgiref hands that on to what its threads wait for. It ends here: the view
+    goes on, and this thread, which the view may need, waits for it as ever.
+    """
+
+    async def shielded() -> Any:
+        task = asyncio.ensure_future(function(*args))
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        return task.result()
+
+    return async_to_sync(shielded)()
 
 
 class _Async:
@@ -303,24 +326,61 @@ class _Async:
     async def respond(self, request: Any, exchange: Exchange) -> Any:
         return await self.colour.attend(exchange.attempt, self._get_response(request))
 
-    def pieces(self, response: Any) -> AsyncIterator[bytes]:
+    def pieces(self, request: Any, response: Any) -> AsyncIterator[bytes]:
         content = response.streaming_content
         return aiter(content) if response.is_async else _in_threads(content)
 
     async def next_of(self, pieces: Any) -> bytes | None:
         return await anext(pieces, None)
 
-    async def again(self, body: bytes) -> AsyncIterator[bytes]:
-        yield body
+    def again(self, body: bytes, pieces: Any) -> AsyncIterator[bytes]:
+        return _awaited([body])
 
-    async def chained(self, exchange: Exchange, held: bytes, rest: Any) -> AsyncIterator[bytes]:
-        yield held
-        while True:
-            with exchange.at_work():
-                piece = await anext(rest, None)
-            if piece is None:
-                return
-            yield piece
+    def chained(self, exchange: Exchange, held: bytes, rest: Any) -> AsyncIterator[bytes]:
+        return _chained_later(exchange, held, rest)
+
+
+# -- Streams -------------------------------------------------------------------------------------------------------
+
+
+def _chained(exchange: Exchange, held: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    """What was held of a stream, and what comes: it knows its attempt to its end."""
+    yield held
+    while True:
+        with exchange.at_work():
+            piece = next(rest, None)
+        if piece is None:
+            return
+        yield piece
+
+
+async def _chained_later(exchange: Exchange, held: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield held
+    while True:
+        with exchange.at_work():
+            piece = await anext(rest, None)
+        if piece is None:
+            return
+        yield piece
+
+
+def _begun_late(response: Any) -> Iterator[bytes]:
+    """A stream that is not touched before its first piece is asked for: Django may read all of it then."""
+    yield from response
+
+
+async def _awaited(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def read_now(stream: Any) -> Iterable[bytes] | AsyncIterator[bytes]:
+    """The same stream, but all of it is there."""
+    return _awaited(_to_its_end(_all_of, stream)) if isinstance(stream, AsyncIterator) else list(stream)
+
+
+async def _all_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
+    return [piece async for piece in pieces]
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

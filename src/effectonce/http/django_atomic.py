@@ -12,7 +12,7 @@ from typing import Any
 from ._boundary import Exchange
 from ._exchange import Answer, start_of
 from .atomic import AtomicExchange
-from .django import IdempotencyMiddleware, _Covered  # first: without Django it says what to install
+from .django import IdempotencyMiddleware, _Covered, read_now  # first: without Django it says what to install
 
 # isort: split
 from django.db import connection, transaction  # type: ignore[import-untyped]
@@ -39,7 +39,7 @@ class _AtomicCovered(_Covered):
     async def _collect(self, response: Any) -> tuple[Answer, Any]:
         said, rest = await super()._collect(response)
         if rest is not None and said.body is None and not start_of(said.status, said.headers).endless:
-            rest = list(rest)  # what a large response does while it is made is in the transaction, too
+            rest = read_now(rest)  # what it does while it is made is in the transaction, too
         return said, rest
 
     def _exchange_for(self, key: str, scope: str) -> Exchange:

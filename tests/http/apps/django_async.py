@@ -1,4 +1,4 @@
-"""The app under test in Django, behind ASGI: with a view that is a coroutine, and with the plain one."""
+"""The app under test in Django, behind ASGI: with a view that is a coroutine, and with the plain one; and in threads."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ def application() -> Any:
 def threaded() -> Any:
     """With a plain view, which Django runs in a thread."""
     return get_asgi_application()
+
+
+def mixed() -> Any:
+    """With a view that is a coroutine, below a middleware that knows no event loop: so the boundary is in a thread."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.knows_no_loop"]
+    return application()
+
+
+def knows_no_loop(get_response: Any) -> Any:
+    return lambda request: get_response(request)
