@@ -300,7 +300,7 @@ def test_a_challenge_is_answered_under_the_number_that_met_it(shop: Shop) -> Non
 
 
 class Cut(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """Answers whose length nobody knows, of which the first breaks off."""
+    """Answers that are read while they come, of which the first breaks off."""
 
     def __init__(self, shop: Shop) -> None:
         self.wsgi, self.sent = httpx.WSGITransport(shop.wsgi()), 0
@@ -309,7 +309,8 @@ class Cut(httpx.BaseTransport, httpx.AsyncBaseTransport):
         self.sent += 1
         content = self.wsgi.handle_request(request).read()
         rest = httpx.ReadError("cut") if self.sent == 1 else content[5:]
-        return httpx.Response(201, stream=Pieces([content[:5], rest]))
+        lines = {"content-type": "application/x-ndjson"}
+        return httpx.Response(201, headers=lines, stream=Pieces([content[:5], rest]))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return self.handle_request(request)

@@ -18,12 +18,14 @@ from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 import requests
+import urllib3
 import uvicorn
 
 from effectonce import Receiver
@@ -481,6 +483,69 @@ def test_a_file_is_sent_again_and_redirected(server: Server, tmp_path: Path) -> 
     with (tmp_path / "body").open("rb") as file:
         assert Requests().post(server.url, file).status == 200
     assert server.effects == [b"content"]
+
+
+@pytest.mark.filterwarnings("ignore::requests.exceptions.FileModeWarning")
+@pytest.mark.parametrize("form", ["file", "StringIO", "pieces"])
+def test_a_text_is_sent_as_its_bytes(server: Server, tmp_path: Path, form: str) -> None:
+    """A file in text mode ends with an empty text, which is no empty bytes."""
+    (tmp_path / "body").write_text("contênt", encoding="utf-8")
+    server.script += [cut_before]
+    with (tmp_path / "body").open(encoding="utf-8") as file:
+        bodies = {"file": file, "StringIO": StringIO("contênt"), "pieces": iter(["cont", "ênt"])}
+        assert Requests().post(server.url, bodies[form]).status == 200
+    assert server.effects == ["contênt".encode()]
+
+
+def cut_short(handler: Handler) -> None:
+    """Do it, and answer with half of what was announced."""
+    answer, _ = handler.effect()
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/plain")
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(b"%x\r\n%b\r\n" % (5, answer[:5]))
+    handler.close_connection = True
+
+
+def test_a_short_answer_in_chunks_that_is_cut_off_is_asked_for_again(client: Client, server: Server) -> None:
+    """Whatever its type: the status was there, but the answer was not."""
+    server.script += [cut_short]
+    got = client.post(server.url)
+    assert (got.status, got.value, len(server.effects), one_key(server)) == (200, {"number": 1}, 1, True)
+
+
+@pytest.mark.parametrize("way", ["iter_content", "content", "raw", "closed"])
+def test_a_streamed_response_of_requests_is_settled_when_it_has_been_read(
+    server: Server, tmp_path: Path, way: str
+) -> None:
+    """Or when its reader has enough of it. One that is cut off leaves the request in doubt."""
+    journal = Journal(tmp_path / "sent.db")
+    ways: dict[str, Callable[[requests.Response], Any]] = {
+        "iter_content": lambda response: b"".join(response.iter_content(3)),
+        "content": lambda response: response.content,
+        "raw": lambda response: list(iter(lambda: response.raw.read(3), b"")),
+        "closed": lambda response: next(response.iter_content(3)),
+    }
+    server.script += [cut_short]
+    with requests.Session() as session, named("invoice-77"):
+        session.mount("http://", IdempotencyAdapter(rules=QUICK, journal=journal))
+        with session.post(server.url, data=b"{}", stream=True) as response:
+            if way != "closed":
+                with pytest.raises((requests.RequestException, urllib3.exceptions.HTTPError)) as cut:
+                    ways[way](response)
+                assert any(str(server.keys[0]) in note for note in all_notes(cut.value))
+        assert len(journal.in_doubt()) == (way != "closed")
+        response = session.post(server.url, data=b"{}", stream=True)
+        ways[way](response)
+        if way == "closed":
+            response.close()
+        assert (journal.in_doubt(), one_key(server)) == ([], True)
+
+
+def all_notes(error: BaseException | None) -> list[str]:
+    """The notes of an error, and of those behind it."""
+    return [] if error is None else [*getattr(error, "__notes__", []), *all_notes(error.__context__)]
 
 
 def test_a_streamed_response_of_requests_is_not_read_before_its_reader(server: Server) -> None:

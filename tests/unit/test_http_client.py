@@ -362,10 +362,11 @@ def echo(request: httpx.Request) -> httpx.Response:
 # Responses
 
 
-def test_an_answer_cut_off_in_the_middle_is_asked_for_again(staged: Staged) -> None:
-    """The status was there, the rest was not: the key brings it back."""
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/xml"])
+def test_an_answer_cut_off_in_the_middle_is_asked_for_again(staged: Staged, kind: str) -> None:
+    """The status was there, the rest was not: the key brings it back, of whatever type it is."""
     cut = Pieces([b'{"ok"', httpx.RemoteProtocolError("peer closed connection")])
-    stage = staged(httpx.Response(200, headers={"content-type": "application/json"}, stream=cut))
+    stage = staged(httpx.Response(200, headers={"content-type": kind}, stream=cut))
     assert stage.request().json() == {"ok": True}
     assert len(stage.seen) == 2
 
@@ -572,6 +573,34 @@ def test_the_same_name_for_another_request_is_not_sent(
     with pytest.raises(KeyReused):
         stage.request(extensions=NAMED, **other)
     assert len(stage.seen) == 1
+
+
+@pytest.mark.parametrize("broken", [True, False], ids=["cut off", "whole"])
+@pytest.mark.parametrize("kind", ["text/event-stream", "longer/than-the-buffer"])
+def test_a_named_answer_that_is_read_while_it_comes_is_settled_when_it_was(
+    staged: Staged, journal: Journal, kind: str, broken: bool
+) -> None:
+    """Its reader has it, or has enough of it. One that is cut off leaves the request in doubt, and says so."""
+    in_doubt: list[int] = []
+
+    def pieces() -> Iterator[Any]:
+        yield b"1" * 2000
+        in_doubt.append(len(journal.in_doubt()))
+        yield httpx.ReadError("connection lost") if broken else b"2"
+
+    stage = staged(
+        lambda _: httpx.Response(201, headers={"content-type": kind}, stream=Pieces(pieces())),
+        journal=journal,
+        rules=Rules(buffer=1000),
+    )
+    if broken:
+        with pytest.raises(httpx.ReadError) as cut:
+            stage.request(extensions=NAMED)
+        assert str(stage.keys[0]) in cut.value.__notes__[-1]
+    else:
+        assert stage.request(extensions=NAMED).content.endswith(b"12")
+    assert in_doubt == [1]  # it has begun, and nobody has it yet
+    assert len(journal.in_doubt()) == broken
 
 
 def test_a_block_names_what_is_sent_in_it(staged: Staged, journal: Journal) -> None:

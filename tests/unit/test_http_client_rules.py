@@ -206,12 +206,14 @@ def test_a_date_is_read_against_the_servers_own_clock() -> None:
         ({"content-type": "application/json; charset=utf-8"}, True),
         ({"content-type": "application/problem+json"}, True),
         ({"content-type": "text/event-stream"}, False),
+        ({"content-type": "Text/Event-Stream; charset=utf-8", "content-length": "5"}, False),
         ({"content-type": "application/x-ndjson"}, False),
-        ({}, False),
+        ({"content-type": "text/plain"}, True),
+        ({}, True),
     ],
 )
 def test_what_may_be_a_stream_is_not_read_before_its_reader(headers: dict[str, str], held: bool) -> None:
-    """A short response, or a document, is; then a cut is noticed while there is still a try left."""
+    """A response of any other type is, unless it is long; then a cut is noticed while there is still a try left."""
     assert RULES.holds(headers) is held
 
 

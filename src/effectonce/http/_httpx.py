@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -100,6 +102,15 @@ class _HttpxErrand(KeyHeader):
         """Give up a response and its connection."""
         await self._close(response.stream)
 
+    async def when_read(
+        self, response: httpx.Response, settle: Callable[[], Awaitable[None]], advice: str
+    ) -> None:
+        """Settle at once if all of it is here, else when its stream is closed."""
+        if isinstance(response.stream, httpx.ByteStream):
+            await settle()
+        else:
+            response.stream = self._coming(response.stream, partial(_advised, advice), settle)
+
     def show(self, response: httpx.Response, delivery: Delivery) -> None:
         """Put on the response what it took to get it."""
         response.extensions[SHOWN_AS] = delivery
@@ -113,6 +124,18 @@ class _HttpxErrand(KeyHeader):
 
     async def _close(self, stream: Any) -> None:
         raise NotImplementedError
+
+    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Awaitable[None]]) -> Any:
+        raise NotImplementedError
+
+
+@contextmanager
+def _advised(advice: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.TransportError as error:
+        error.add_note(advice)
+        raise
 
 
 def _decoded(response: httpx.Response, content: bytes) -> bytes:
@@ -243,6 +266,9 @@ class _BlockingErrand(_HttpxErrand):
     async def _close(self, stream: Any) -> None:
         stream.close()
 
+    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Awaitable[None]]) -> Any:
+        return BlockingComing(stream, noted, lambda: run(settle()))  # type: ignore[arg-type]
+
     async def pause(self, seconds: float) -> None:
         self._sleep(seconds)
 
@@ -278,6 +304,9 @@ class _AwaitedErrand(_HttpxErrand):
     async def _close(self, stream: Any) -> None:
         await stream.aclose()
 
+    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Awaitable[None]]) -> Any:
+        return AwaitedComing(stream, noted, settle)
+
     async def pause(self, seconds: float) -> None:
         await self._sleep(seconds)
 
@@ -310,3 +339,58 @@ class _AsyncRest(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class _Coming:
+    """An answer that is read while it comes.
+
+    Whoever has read enough of it closes it, and so settles it. One that broke off can still be asked for.
+    """
+
+    _is_over = False
+
+    def __init__(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Any]) -> None:
+        self._stream, self._noted, self._settle = stream, noted, settle
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with self._noted():
+                yield
+        except GeneratorExit:  # whoever reads it has read enough
+            raise
+        except BaseException:
+            self._is_over = True
+            raise
+
+    def _is_read(self) -> bool:
+        """Whether it can be settled now, which it is once."""
+        was_over, self._is_over = self._is_over, True
+        return not was_over
+
+
+class BlockingComing(_Coming, httpx.SyncByteStream):
+    """In the blocking colour."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._reading():
+            yield from self._stream
+
+    def close(self) -> None:
+        self._stream.close()
+        if self._is_read():
+            self._settle()
+
+
+class AwaitedComing(_Coming, httpx.AsyncByteStream):
+    """On an event loop."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with self._reading():
+            async for piece in self._stream:
+                yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        if self._is_read():
+            await self._settle()

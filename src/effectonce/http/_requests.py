@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, takewhile
 from typing import Any, TypeVar, cast
 
 from .._blocking import run
@@ -94,16 +95,19 @@ class _RequestsErrand(KeyHeader):
             return body.encode() if isinstance(body, str) else bytes(body or b"")
         if length_of(cast("Headers", self.request.headers)) > limit:
             return None
-        rest = iter(lambda: body.read(1 << 16), b"") if hasattr(body, "read") else iter(body)
+        rest = _pieces(body)
 
         async def piece() -> bytes | None:
             return next(rest, None)
 
         held, whole = await hold(piece, limit)
-        self.request.body = b"".join(held) if whole else chain(held, rest)
+        content = b"".join(held) if whole else None
+        self.request.body = chain(held, rest) if content is None else content
+        if content is not None and "Content-Length" in self.request.headers:
+            self.request.headers["Content-Length"] = str(len(content))  # of a text, requests counts the characters
         # For redirections: there is no file to wind back any more.
         cast("Any", self.request)._body_position = None
-        return b"".join(held) if whole else None
+        return content
 
     async def attempt(self, deadline: Deadline, rules: Rules) -> tuple[requests.Response, Answer]:
         """Send it once, and read the answer unless the caller wants to do so while it comes."""
@@ -122,6 +126,15 @@ class _RequestsErrand(KeyHeader):
         passing = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError)
         return isinstance(error, passing) and not is_caused_by(error, ssl.SSLCertVerificationError)
 
+    async def when_read(
+        self, response: requests.Response, settle: Callable[[], Awaitable[None]], advice: str
+    ) -> None:
+        """Settle at once if all of it is here, else when who reads it has come to its end, or closes it."""
+        if not self._stream or not hasattr(response.raw, "stream"):
+            await settle()
+        else:
+            _Coming(response, lambda: run(cast("Any", settle())), advice)
+
     def show(self, response: requests.Response, delivery: Delivery) -> None:
         """Put on the response what it took to get it."""
         setattr(response, SHOWN_AS, delivery)
@@ -137,6 +150,58 @@ class _RequestsErrand(KeyHeader):
     async def aside(self, work: Callable[..., T], *args: Any) -> T:
         """There is no loop to be kept free."""
         return work(*args)
+
+
+def _pieces(body: Any) -> Iterator[bytes]:
+    """A body that is a stream, piece by piece. A text goes as requests itself would send it."""
+    pieces: Iterable[Any] = body
+    if hasattr(body, "read"):
+        pieces = takewhile(bool, iter(lambda: body.read(1 << 16), None))
+    for piece in pieces:
+        yield piece.encode() if isinstance(piece, str) else piece
+
+
+class _Coming:
+    """A response that is read while it comes: settled once it has been, unless it broke off."""
+
+    def __init__(self, response: requests.Response, settle: Callable[[], None], advice: str) -> None:
+        self._response, self._settle, self._advice = response, settle, advice
+        self._is_over = False
+        self._read, self._stream, self._close = response.raw.read, response.raw.stream, response.close
+        response.raw.read, response.raw.stream = self.read, self.stream
+        response.close = self.close  # type: ignore[method-assign]
+
+    def read(self, amt: int | None = None, *args: Any, **choices: Any) -> bytes:
+        with self._reading():
+            piece: bytes = self._read(amt, *args, **choices)
+        if amt is None or (amt > 0 and not piece):
+            self._end()
+        return piece
+
+    def stream(self, *args: Any, **choices: Any) -> Iterator[bytes]:
+        with self._reading():
+            yield from self._stream(*args, **choices)
+        self._end()
+
+    def close(self) -> None:
+        self._close()
+        self._end()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except GeneratorExit:  # whoever reads it has read enough
+            raise
+        except BaseException as error:
+            self._is_over = True
+            error.add_note(self._advice)
+            raise
+
+    def _end(self) -> None:
+        was_over, self._is_over = self._is_over, True
+        if not was_over:
+            self._settle()
 
 
 def _content(response: requests.Response, deadline: Deadline) -> bytes | None:

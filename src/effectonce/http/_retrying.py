@@ -41,6 +41,12 @@ UNSETTLED = frozenset({"outcome-unknown", "attempts-exhausted"})
 UNAUTHORIZED = frozenset({401, 407})
 """They leave that open, too: who calls is asked before what became of an earlier try is looked up."""
 
+AS_THEY_HAPPEN = frozenset(
+    "text/event-stream application/x-ndjson application/ndjson application/jsonl application/json-seq "
+    "multipart/x-mixed-replace".split()
+)
+"""Media types whose parts are sent one by one, and wanted before the last."""
+
 ROOM_SECONDS = 0.05
 """What has to be left of the budget for a try to be worth its beginning."""
 DOUBLINGS = 32
@@ -79,7 +85,7 @@ class Rules:
     longest   … up to this
     poll      the longest wait for a first try that still runs
     buffer    bytes of a body that are held: a request's, to send a stream again; a response's, to notice within
-              the try that it was cut off
+              the try that it was cut off. Streams of events are not held
     header    the name of the key's header
     """
 
@@ -152,13 +158,11 @@ class Rules:
         return known and self.word_on(answer) == "end" and problem_in(answer)[0] not in UNSETTLED
 
     def holds(self, headers: Headers) -> bool:
-        """Whether a response is read within its try: one of known, moderate length, or a JSON document.
+        """Whether a response is read within its try: one that does not say that it is long, or comes as things happen.
 
-        Everything else may be meant to be read while it comes. Who reads it sees for himself that it was cut off.
+        Everything else is meant to be read while it comes. Who reads it sees for himself that it was cut off.
         """
-        if "content-length" in headers:
-            return length_of(headers) <= self.buffer
-        return _is_json(headers)
+        return length_of(headers) <= self.buffer and _media_type(headers) not in AS_THEY_HAPPEN
 
     # How long to wait; None: that was the last try
 
@@ -252,8 +256,12 @@ def _time_of(text: str) -> float | None:
 
 
 def _is_json(headers: Headers) -> bool:
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = _media_type(headers)
     return media_type == "application/json" or media_type.endswith("+json")
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 # -- Errors ---------------------------------------------------------------------------------------------------------

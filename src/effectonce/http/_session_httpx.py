@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
 from ..sessions import ClientSession, Request
-from ._httpx import AsyncIdempotencyTransport, IdempotencyTransport
+from ._httpx import AsyncIdempotencyTransport, AwaitedComing, BlockingComing, IdempotencyTransport
 from ._numbering import Numbering
 from ._retrying import Answer, Rules, is_redirect
 from .client import DEFAULT_RULES, NAME, NAME_EXTENSION
@@ -73,7 +71,7 @@ class SessionTransport(_Numbered, IdempotencyTransport):
         if self.is_here(response, said):
             settle()
         else:
-            response.stream = _BlockingComing(response.stream, lambda: self.numbering.noted(numbered), settle)
+            response.stream = BlockingComing(response.stream, lambda: self.numbering.noted(numbered), settle)
         return response
 
 
@@ -110,7 +108,7 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
         if self.is_here(response, said):
             await settle()
         else:
-            response.stream = _AwaitedComing(response.stream, lambda: self.numbering.noted(numbered), settle)
+            response.stream = AwaitedComing(response.stream, lambda: self.numbering.noted(numbered), settle)
         return response
 
     def _room(self) -> Any:
@@ -126,54 +124,3 @@ class AsyncSessionTransport(_Numbered, AsyncIdempotencyTransport):
         import anyio.to_thread
 
         return await anyio.to_thread.run_sync(work, *args, limiter=limiter)
-
-
-class _Coming:
-    """An answer that is read while it comes.
-
-    Whoever has read enough of it closes it, and so acknowledges it. One that broke off can still be asked for.
-    """
-
-    _is_over = False
-
-    def __init__(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Any]) -> None:
-        self._stream, self._noted, self._settle = stream, noted, settle
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            with self._noted():
-                yield
-        except GeneratorExit:  # whoever reads it has read enough
-            raise
-        except BaseException:
-            self._is_over = True
-            raise
-
-    def _is_read(self) -> bool:
-        """Whether it can be acknowledged now, which it is once."""
-        was_over, self._is_over = self._is_over, True
-        return not was_over
-
-
-class _BlockingComing(_Coming, httpx.SyncByteStream):
-    def __iter__(self) -> Iterator[bytes]:
-        with self._reading():
-            yield from self._stream
-
-    def close(self) -> None:
-        self._stream.close()
-        if self._is_read():
-            self._settle()
-
-
-class _AwaitedComing(_Coming, httpx.AsyncByteStream):
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with self._reading():
-            async for piece in self._stream:
-                yield piece
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-        if self._is_read():
-            await self._settle()

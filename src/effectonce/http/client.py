@@ -26,7 +26,8 @@ What to know:
 
 - A key is a request to the server, which has to honour it. One that doesn't know keys runs every try. So give the
   transport those servers only: ``httpx.Client(mounts={"https://api.example.com": IdempotencyTransport()})``,
-  ``session.mount("https://api.example.com", IdempotencyAdapter())``.
+  ``session.mount("https://api.example.com/", IdempotencyAdapter())``, with the last slash, without which requests takes
+  ``https://api.example.com.elsewhere.org/`` for one of them.
 - ``client.post`` called twice is two requests with two keys. The same request object, or the same name, is one.
 - Bytes can be sent again. A stream is read into memory first, up to ``Rules.buffer``; a longer one is sent once, with
   its key but without another try, and can't be named.
@@ -46,6 +47,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -195,6 +197,13 @@ class Errand(Protocol[R]):
         """Give up a response and its connection."""
         ...
 
+    async def when_read(self, response: R, settle: Callable[[], Awaitable[None]], advice: str) -> None:
+        """Settle when all of a response has been read, or its reader has enough of it; never one that is cut off.
+
+        An error of reading gets the advice.
+        """
+        ...
+
     async def pause(self, seconds: float) -> None:
         """Let time pass."""
         ...
@@ -227,8 +236,9 @@ class Courier:
             errand.key = await self._key_of(errand, body)
         response, answer, attempts = await self._insist(errand, again=body is not None)
         if name is not None and self.journal is not None and self.rules.settles(answer):
+            settle = partial(_settle, errand, self.journal, name)
             try:
-                await _settle(errand, self.journal, name)
+                await errand.when_read(response, settle, _advice(errand.key or "", attempts))
             except BaseException:
                 await errand.drop(response)
                 raise

@@ -257,7 +257,8 @@ class _Sync:
     def pieces(self, request: Any, response: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
         """An async stream is read on the event loop that it belongs to. Without one, Django reads it at once."""
         if response.is_async and isinstance(request, ASGIRequest):
-            return aiter(response.streaming_content)
+            stream: AsyncIterator[bytes] = aiter(response.streaming_content)
+            return stream
         return _begun_late(response)
 
     async def next_of(self, pieces: Any) -> bytes | None:
@@ -267,8 +268,9 @@ class _Sync:
         return _awaited([body]) if isinstance(pieces, AsyncIterator) else [body]
 
     def chained(self, exchange: Exchange, held: bytes, rest: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
-        chain = _chained_later if isinstance(rest, AsyncIterator) else _chained
-        return chain(exchange, held, rest)
+        if isinstance(rest, AsyncIterator):
+            return _chained_later(exchange, held, rest)
+        return _chained(exchange, held, rest)
 
 
 def _to_its_end(function: Callable[..., Any], *args: Any) -> Any:
