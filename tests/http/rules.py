@@ -228,6 +228,15 @@ class HttpRules:
         key = site.new()
         reply = site.post("/plain/pay", key, b"", ("X-Caller", caller))
         assert (reply.status, reply.code, site.world.count(key)) == (403, "scope-missing", 0)
+        assert reply.one("idempotency-key") == f'"{key}"'
+
+    def test_rule_04_a_path_counts_as_the_app_sees_it(self, site: Site) -> None:
+        """However its characters are escaped, which a proxy on the way may change."""
+        key = site.new()
+        paths = (f"/plain/p%61y?n={key}", f"/plain/pay?n={key}")
+        replies = [site.send("POST", path, [("Idempotency-Key", key)]) for path in paths]
+        assert [(reply.status, reply.replayed) for reply in replies] == [(201, False), (201, True)]
+        assert site.world.count(key) == 1
 
     def test_rule_04_authorisation_runs_before_replay(self, site: Site) -> None:
         """Whoever may not call does not get a remembered answer either."""
@@ -588,6 +597,7 @@ class HttpRules:
         key = site.new()
         reply = site.post("/small/pay", key, b"x" * (SMALL_REQUEST + 1))
         assert (reply.status, reply.code, site.world.count(key)) == (413, "request-too-large", 0)
+        assert reply.one("idempotency-key") == f'"{key}"'
         assert site.post("/small/pay", key, b"x" * SMALL_REQUEST).status == 201
 
     def test_rule_12_a_length_over_the_cap_is_refused_at_once(self, site: Site) -> None:

@@ -660,6 +660,32 @@ def test_a_handler_that_claims_has_the_body_before_and_after() -> None:
     assert heard == [b"5 ", b"EUR", b"5 ", b"5 "]
 
 
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+def test_a_repeat_is_answered_once_whatever_the_handler_says_then(
+    monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """An answer without a length waits for the app's end, and must not be followed by itself."""
+    monkeypatch.setattr(_asgi_app, "GRACE_SECONDS", 0)
+    monkeypatch.setattr(_asgi_app, "GRACE_TURNS", 0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        may_run = await scope["effectonce"].claim("ann")
+        await Handler()(scope, receive, send)
+        if not may_run and ending == "raises":
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        middleware = claiming(app)
+        for replayed in (False, True):
+            client = await ask(middleware)
+            for _ in range(10):  # turns in which it could be answered again
+                await asyncio.sleep(0)
+            starts = [message for message in client.messages if "status" in message]
+            assert (len(starts), client.status, client.replayed) == (1, 201, replayed)
+
+    asyncio.run(main())
+
+
 # -- Words ---------------------------------------------------------------------------------------------------------
 
 
@@ -752,6 +778,48 @@ def test_a_crowd_gets_no_more_new_keys_than_one_after_another() -> None:
         assert await statuses(other, "aaaaaaaa") == [201] * 8
         store.recover()
         assert await statuses(other, "ik") == [201, 429]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("claim", ["boundary", "handler"])
+def test_a_refusal_says_its_key(claim: Any) -> None:
+    """As it was sent, and so that scripts may read it: a caller without a name, a large body, too many keys."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        name = scope["headers"][0][1].decode() or None
+        if claim == "boundary" or await scope["effectonce"].claim(name):
+            await Handler()(scope, receive, send)
+
+    async def main() -> None:
+        scope = None if claim == "handler" else lambda request: request.headers["x-user"]
+        api = covered(app, scope=scope, claim=claim, max_request=3, max_new_keys=1)
+        for name, key, body, status in (
+            (b"", "a", b"", 403),
+            (b"ann", '"b"', b"1234", 413),
+            (b"ann", "c", b"", 201),
+            (b"ann", '"d"', b"", 429),
+        ):
+            client = await ask(api, scope_of("POST", key, (b"x-user", name)), body)
+            headers = client.messages[0]["headers"]
+            assert (client.status, [value for each, value in headers if each == b"idempotency-key"]) == (
+                status,
+                [key.encode()],
+            )
+            assert b"access-control-expose-headers" in dict(headers)
+
+    asyncio.run(main())
+
+
+def test_what_is_no_document_has_no_documents_fingerprint() -> None:
+    """With ``fingerprint="json"`` a body that is none counts by its bytes, which say what they are."""
+
+    async def main() -> None:
+        app = covered(Handler(), fingerprint="json")
+        bodies = (b'{"a": 1}', b'{ "a":1 }', b'json{"a":1}', b'body{"a":1}')
+        assert [(await ask(app, None, body)).status for body in bodies] == [201, 201, 422, 422]
+        bodies = (b'json{"a":1}', b'{"a":1}', b'json{"a": 1}')
+        assert [(await ask(app, scope_of(key="l"), body)).status for body in bodies] == [201, 422, 422]
 
     asyncio.run(main())
 

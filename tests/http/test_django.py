@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.db.transaction import non_atomic_requests
 from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, override_settings
+from django.test.client import AsyncClientHandler, FakePayload
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -381,6 +383,25 @@ def test_a_body_that_was_taken_above_is_a_mistake(words: dict[str, Any]) -> None
     ):
         Client().post("/pay", data=b"5 EUR", content_type="text/plain", **KEY)
     assert not runs
+
+
+def test_a_key_of_two_lines_is_none_where_lines_can_be_told(words: dict[str, Any]) -> None:
+    """Under ASGI: halves of a string in two lines are no string, though Django joins them to one."""
+    halves = [(b"idempotency-key", b'"a'), (b"idempotency-key", b'b"')]
+
+    async def main() -> Any:
+        scope = AsyncRequestFactory()._base_scope(method="POST", path="/pay-later", headers=halves)  # type: ignore[attr-defined]
+        return await AsyncClientHandler()(scope | {"_body_file": FakePayload(b"")})
+
+    assert json.loads(asyncio.run(main()).content)["code"] == "key-invalid"
+    assert not runs
+
+
+def test_a_refusal_says_its_key(send: Callable[..., Any], words: dict[str, Any]) -> None:
+    """As it was sent."""
+    words["max_request"] = 3
+    refusal = send("post", "/pay", data=b"12345", content_type="text/plain", **KEY)
+    assert (refusal.status_code, refusal["Idempotency-Key"]) == (413, "key")
 
 
 # -- Responses -----------------------------------------------------------------------------------------------------

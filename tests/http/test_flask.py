@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,25 @@ def test_a_scope_function_knows_the_session(app: Flask) -> None:
         answers.append(client.post("/pay", headers=KEY))
     assert [answer.status_code for answer in answers] == [201, 201, 201, 403]
     assert [answer.json["number"] for answer in answers[:3]] == [1, 2, 1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_scope_function_may_read_the_body(app: Flask, chunked: bool) -> None:
+    """Which is there for the view as if nobody had, and counts as what was asked."""
+    Idempotency(app, Receiver("memory://"), scope=lambda _: request.get_json()["merchant"])
+
+    def pay(document: bytes) -> Any:
+        unknown = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(document))}
+        return app.test_client().post(
+            "/pay",
+            input_stream=BytesIO(document),
+            content_type="application/json",
+            headers=KEY | unknown,
+            environ_overrides={"wsgi.input_terminated": chunked},
+        )
+
+    first, other = pay(b'{"merchant": "m", "cents": 5}'), pay(b'{"merchant": "m", "cents": 999}')
+    assert (first.status_code, first.json["json"]["cents"], other.status_code) == (201, 5, 422)
 
 
 def test_a_scope_function_leaves_nothing_behind(app: Flask) -> None:

@@ -86,10 +86,14 @@ Send = Callable[..., httpx.Response]
 @pytest.fixture(params=["asgi", "wsgi"])
 def send(request: pytest.FixtureRequest, shop: Shop) -> Send:
     """Sends one request to the shop, through the middleware of either kind."""
-    if request.param == "wsgi":
-        client = httpx.Client(transport=httpx.WSGITransport(shop.wsgi()), base_url="http://shop")
+    return sending(shop, request.param)
+
+
+def sending(shop: Shop, kind: str, **rules: Any) -> Send:
+    if kind == "wsgi":
+        client = httpx.Client(transport=httpx.WSGITransport(shop.wsgi(**rules)), base_url="http://shop")
         return lambda method, path, **choices: client.request(method, path, **choices)
-    app = shop.asgi()
+    app = shop.asgi(**rules)
 
     def send(method: str, path: str, **choices: Any) -> httpx.Response:
         async def story() -> httpx.Response:
@@ -178,6 +182,25 @@ def test_a_server_error_releases_the_number(send: Send, shop: Shop) -> None:
         201,
         201,
     ]
+    assert len(shop.charges) == 2
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_new_sessions_and_new_numbers_count_as_new_keys(shop: Shop, kind: str) -> None:
+    """Of which a caller may use so many in a minute; repeats still get their answers."""
+    send = sending(shop, kind, max_new_keys=3)
+    session = opened(send)
+    begun = [session.begin() for _ in range(3)]
+
+    def pay(number: int) -> httpx.Response:
+        return send("POST", "/pay", headers=ADA | begun[number].headers, content=b"5")
+
+    assert [pay(number).status_code for number in (0, 0, 1, 2, 0)] == [201, 201, 201, 429, 201]
+    refusal = pay(2)
+    assert (refusal.json()["code"], refusal.headers["request-number"]) == ("too-many-keys", "3")
+    assert send("POST", "/session", headers=ADA).json()["code"] == "too-many-keys"
+    assert send("POST", "/session", headers={"x-user": "bob"}).status_code == 201
+    assert send("PUT", "/session", headers=ADA | {"Client-Id": session.client}).status_code == 200
     assert len(shop.charges) == 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from copy import copy
 from typing import Any
 from wsgiref.util import setup_testing_defaults
@@ -450,6 +451,50 @@ def test_a_body_whose_end_nobody_can_tell_is_refused() -> None:
     server = Server(answering())
     status, _, body = server.send(b"12345", CONTENT_LENGTH=None, HTTP_TRANSFER_ENCODING="chunked")
     assert (status, b"length-required" in body) == (411, True)
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+def test_a_server_that_hides_that_a_body_was_cut_off_must_know_its_length(version: str) -> None:
+    """As granian, which ends it as if it were complete: half of it would be done, and the whole of it refused."""
+    server = Server(answering())
+    unknown = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True, "SERVER_SOFTWARE": "Granian"}
+    if version == "1.1":
+        unknown["HTTP_TRANSFER_ENCODING"] = "chunked"
+    status, headers, body = server.send(b"12345", **unknown)
+    assert (status, b"length-required" in body, headers["idempotency-key"]) == (411, True, "key")
+    assert server.send(b"12345", **unknown | {"CONTENT_LENGTH": "5"})[0] == 200
+    empty = unknown | {"HTTP_TRANSFER_ENCODING": None, "HTTP_IDEMPOTENCY_KEY": "other"}
+    assert server.send(b"", **empty)[0] == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_scope_function_may_read_the_body(chunked: bool) -> None:
+    """It is there again for the app, and counts as what was asked."""
+    heard: list[bytes] = []
+
+    def app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        heard.append(environ["wsgi.input"].read(100))
+        start_response("200 OK", TEXT)
+        return []
+
+    server = Server(app, scope=lambda request: request.raw["wsgi.input"].read(3).decode())
+    unknown = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+    words: dict[str, Any] = unknown if chunked else {}
+    assert [server.send(body, **words)[0] for body in (b"ann 5", b"ann 9", b"bob 5")] == [200, 422, 200]
+    assert heard == [b"ann 5", b"bob 5"]
+
+
+def test_a_body_that_is_too_large_is_refused_though_a_scope_function_looks_away() -> None:
+    """What it was told is not forgotten, and what is left of the body is not taken for the whole."""
+
+    def caller(request: Request) -> str:
+        with suppress(Exception):
+            b"".join(request.raw["wsgi.input"])
+        return "ann"
+
+    server = Server(answering(), scope=caller, max_request=PIECE)
+    unknown = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+    assert server.send(b"x" * (PIECE + 5), **unknown)[0] == 413
 
 
 def test_a_body_without_a_word_of_its_length_is_empty() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.http.rules import HttpRules
 from tests.http.servers import sites
 
-site = sites("gunicorn-sync", "gunicorn-gthread", "granian")
+site = sites("gunicorn-sync", "gunicorn-gthread", "granian", lacks={"granian": ["chunked"]})
 
 
 class TestWsgi(HttpRules):

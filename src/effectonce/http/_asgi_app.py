@@ -14,7 +14,7 @@ from .._attempt import CURRENT
 from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Message, Passing, Receive, close, message_of
-from ._boundary import Boundary, Exchange, key_missing, natural_key
+from ._boundary import Boundary, Exchange, key_missing, natural_key, refused
 from ._exchange import Answer, Problem, body_of, key_of, start_of
 from ._names import checked_scope
 from ._rules import Headers, Request, Rules
@@ -318,7 +318,7 @@ class Claimable(Covered):
         try:
             self.instead = await self._open(checked_scope(scope))
         except Problem as problem:
-            self.instead = problem.answer(self._rules.documentation)
+            self.instead = refused(problem, self._rules, self._lines)
         return self.instead is None
 
     async def _open(self, whose: str) -> Answer | None:
@@ -354,12 +354,15 @@ class Claimable(Covered):
         if self.claimed:
             await super()._end_with_app()
         else:
+            if self._later is not None:  # what the app says of its end is not what is sent
+                self._later.cancel()
             await self._answer_with(self.instead)
 
     async def _failed(self, error: BaseException) -> bool:
         if self.claimed:
             return await super()._failed(error)
-        await self._answer_with(self.instead)
+        if self._recorder is None:  # which would answer as well
+            await self._answer_with(self.instead)
         return self.instead is not None
 
     async def _give_body(self) -> Message:

@@ -63,17 +63,17 @@ def asked_at_once(scope: Any, rules: Rules, message: Message, declared: int | No
         or rules.fingerprint != "body"
     ):
         return None
-    asked = scope["method"], scope.get("raw_path"), scope["query_string"]
+    asked = scope["method"], scope["path"], scope["query_string"]
     return fingerprint_of(_heads.get(asked) or _head_in(scope, asked), body)
 
 
-_heads: dict[tuple[str, bytes, bytes], bytes] = {}
+_heads: dict[tuple[str, str, bytes], bytes] = {}
 """What goes before the bodies of requests, by method, path and query: most are of a few kinds."""
 
 
-def _head_in(scope: Any, asked: tuple[str, bytes, bytes]) -> bytes:
+def _head_in(scope: Any, asked: tuple[str, str, bytes]) -> bytes:
     head = head_of(scope["method"], path_of(scope), scope["query_string"])
-    if asked[1] and len(head) <= LONGEST_HEAD:
+    if len(head) <= LONGEST_HEAD:
         if len(_heads) >= MOST_HEADS:
             _heads.clear()
         _heads[asked] = head
@@ -236,9 +236,9 @@ def hasher_of(scope: Any, rules: Rules) -> Hasher:
 
 
 def path_of(scope: Any) -> bytes:
-    """The path as it was sent, where the server tells; some tell the query with it."""
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    return path.partition(b"?")[0] if b"?" in path else path
+    """The path as apps see it, which is the same however it was escaped, and whatever adapter asks."""
+    path: bytes = scope["path"].encode("utf-8", "surrogatepass")
+    return path
 
 
 def declared_length(scope: Any) -> int | None:

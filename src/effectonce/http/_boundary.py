@@ -429,6 +429,15 @@ def natural_key(rules: Rules, request: Request, body: bytes) -> str:
     return key_of([quoted(text)]) or text
 
 
+def refused(problem: Problem, rules: Rules, lines: Sequence[bytes]) -> Answer:
+    """The answer to a request that is refused before it is on its way, with its key, if what it has is one."""
+    answer = problem.answer(rules.documentation)
+    if not lines or problem.code.startswith("key-"):
+        return answer
+    marks = (rules.header_name, echoed("", lines)), rules.exposed
+    return answer._replace(headers=(*answer.headers, *marks))
+
+
 def key_missing(rules: Rules) -> Problem:
     """What a request without a key is answered with."""
     detail = f"Send this request with the header {rules.header}, and repeats of it with the same."

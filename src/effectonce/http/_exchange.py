@@ -143,7 +143,7 @@ class Hasher:
             try:
                 self._hash.update(b"json" + canonical_json(body))
             except UsageError:  # not a document after all: then its bytes are what it says
-                self._hash.update(body)
+                self._hash.update(b"body" + body)
         return self._hash.digest()[:16]
 
 

@@ -24,6 +24,7 @@ from .client import (
     Deadline,
     Delivery,
     KeyHeader,
+    Settle,
     hold,
 )
 
@@ -102,9 +103,7 @@ class _HttpxErrand(KeyHeader):
         """Give up a response and its connection."""
         await self._close(response.stream)
 
-    async def when_read(
-        self, response: httpx.Response, settle: Callable[[], Awaitable[None]], advice: str
-    ) -> None:
+    async def when_read(self, response: httpx.Response, settle: Settle, advice: str) -> None:
         """Settle at once if all of it is here, else when its stream is closed."""
         if isinstance(response.stream, httpx.ByteStream):
             await settle()
@@ -125,7 +124,7 @@ class _HttpxErrand(KeyHeader):
     async def _close(self, stream: Any) -> None:
         raise NotImplementedError
 
-    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Awaitable[None]]) -> Any:
+    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Settle) -> Any:
         raise NotImplementedError
 
 
@@ -266,8 +265,8 @@ class _BlockingErrand(_HttpxErrand):
     async def _close(self, stream: Any) -> None:
         stream.close()
 
-    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Awaitable[None]]) -> Any:
-        return BlockingComing(stream, noted, lambda: run(settle()))  # type: ignore[arg-type]
+    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Settle) -> Any:
+        return BlockingComing(stream, noted, lambda: run(settle()))
 
     async def pause(self, seconds: float) -> None:
         self._sleep(seconds)
@@ -304,7 +303,7 @@ class _AwaitedErrand(_HttpxErrand):
     async def _close(self, stream: Any) -> None:
         await stream.aclose()
 
-    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Callable[[], Awaitable[None]]) -> Any:
+    def _coming(self, stream: Any, noted: Callable[[], Any], settle: Settle) -> Any:
         return AwaitedComing(stream, noted, settle)
 
     async def pause(self, seconds: float) -> None:

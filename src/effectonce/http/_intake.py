@@ -5,7 +5,7 @@ For adapters that read by asking for so many bytes. Nothing passes because it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import SEEK_END
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
@@ -25,7 +25,11 @@ def take_in_from(
     length = _declared_length(environ)
     body = take_in(environ["wsgi.input"].read, length, rules, hasher, monotonic)
     if length is None:  # it has no chunks any more
-        environ["CONTENT_LENGTH"] = str(body.seek(0, SEEK_END))
+        size = body.seek(0, SEEK_END)
+        if size and _hides_cuts(environ):  # of HTTP/2, where no header tells of it
+            body.close()
+            raise _length_required()
+        environ["CONTENT_LENGTH"] = str(size)
         environ.pop("HTTP_TRANSFER_ENCODING", None)
         body.seek(0)
     environ["wsgi.input"], environ["wsgi.input_terminated"] = body, True
@@ -37,12 +41,57 @@ def _declared_length(environ: Mapping[str, Any]) -> int | None:
     declared = environ.get("CONTENT_LENGTH") or ""
     if declared.isdecimal():
         return int(declared)
-    if environ.get("wsgi.input_terminated"):
+    has_chunks = "HTTP_TRANSFER_ENCODING" in environ
+    if environ.get("wsgi.input_terminated") and not (has_chunks and _hides_cuts(environ)):
         return None
     # An app may know how to get at a body that we would not have seen.
-    if "HTTP_TRANSFER_ENCODING" in environ:
-        raise Problem("length-required", "Send this request with a Content-Length.")
+    if has_chunks:
+        raise _length_required()
     return 0
+
+
+def _hides_cuts(environ: Mapping[str, Any]) -> bool:
+    """Whether the server lets a body without a length that was cut off pass as complete. Others raise an error."""
+    return bool(environ.get("SERVER_SOFTWARE") == "Granian")
+
+
+def _length_required() -> Problem:
+    return Problem("length-required", "Send this request with a Content-Length.")
+
+
+class OnDemand:
+    """A body that is taken in when it is asked for: by the boundary, or before by a scope function that reads it.
+
+    It stands where such a function looks for the body, and what was taken in is there again for the app.
+    """
+
+    def __init__(self, take_in: Callable[[], IO[bytes]]) -> None:
+        self._take_in = take_in
+        self._taken: IO[bytes] | None = None
+        self._error: Exception | None = None
+
+    def taken(self) -> IO[bytes]:
+        """The body. What it is refused for, it is refused for again, though a function has caught it."""
+        if self._error is not None:
+            raise self._error
+        if self._taken is None:
+            try:
+                self._taken = self._take_in()
+            except Exception as error:
+                self._error = error
+                raise
+        return self._taken
+
+    def close(self) -> None:
+        """Let go of what was taken in."""
+        if self._taken is not None:
+            self._taken.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.taken(), name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.taken())
 
 
 def take_in(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, takewhile
 from typing import Any, TypeVar, cast
@@ -13,7 +13,18 @@ from .._blocking import run
 from ..errors import MissingExtra
 from ._journal import Journal
 from ._retrying import Answer, Headers, Rules, at_most, is_caused_by, length_of, may_tell
-from .client import DEFAULT_RULES, NAME, SHOWN_AS, TOO_SLOW, Courier, Deadline, Delivery, KeyHeader, hold
+from .client import (
+    DEFAULT_RULES,
+    NAME,
+    SHOWN_AS,
+    TOO_SLOW,
+    Courier,
+    Deadline,
+    Delivery,
+    KeyHeader,
+    Settle,
+    hold,
+)
 
 try:
     import requests
@@ -104,7 +115,8 @@ class _RequestsErrand(KeyHeader):
         content = b"".join(held) if whole else None
         self.request.body = chain(held, rest) if content is None else content
         if content is not None and "Content-Length" in self.request.headers:
-            self.request.headers["Content-Length"] = str(len(content))  # of a text, requests counts the characters
+            # Of a text, requests counts the characters.
+            self.request.headers["Content-Length"] = str(len(content))
         # For redirections: there is no file to wind back any more.
         cast("Any", self.request)._body_position = None
         return content
@@ -126,14 +138,12 @@ class _RequestsErrand(KeyHeader):
         passing = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError)
         return isinstance(error, passing) and not is_caused_by(error, ssl.SSLCertVerificationError)
 
-    async def when_read(
-        self, response: requests.Response, settle: Callable[[], Awaitable[None]], advice: str
-    ) -> None:
+    async def when_read(self, response: requests.Response, settle: Settle, advice: str) -> None:
         """Settle at once if all of it is here, else when who reads it has come to its end, or closes it."""
         if not self._stream or not hasattr(response.raw, "stream"):
             await settle()
         else:
-            _Coming(response, lambda: run(cast("Any", settle())), advice)
+            _Coming(response, lambda: run(settle()), advice)
 
     def show(self, response: requests.Response, delivery: Delivery) -> None:
         """Put on the response what it took to get it."""

@@ -42,8 +42,14 @@ UNAUTHORIZED = frozenset({401, 407})
 """They leave that open, too: who calls is asked before what became of an earlier try is looked up."""
 
 AS_THEY_HAPPEN = frozenset(
-    "text/event-stream application/x-ndjson application/ndjson application/jsonl application/json-seq "
-    "multipart/x-mixed-replace".split()
+    {
+        "text/event-stream",
+        "application/x-ndjson",
+        "application/ndjson",
+        "application/jsonl",
+        "application/json-seq",
+        "multipart/x-mixed-replace",
+    }
 )
 """Media types whose parts are sent one by one, and wanted before the last."""
 

@@ -22,6 +22,7 @@ from ..sessions._server import sound
 from ..stores import Store
 from ._boundary import Boundary, Exchange
 from ._exchange import ANSWER, Answer, Header, Problem, problem_of
+from ._quota import Share
 from ._rules import Rules
 from ._wishes import Wish
 
@@ -51,6 +52,7 @@ class SessionExchange(Exchange):
     ) -> None:
         super().__init__(boundary, rules, colour, str(request.number), scope)
         self.flow, self._request, self._sessions = sessions.receiver.flow, request, sessions
+        self._share = Share(boundary.quota, scope, rules.max_new_keys)
         exposed = f"{NUMBER}, {rules.replayed_header}".encode()
         self.marks = (NUMBER.lower().encode(), self.key.encode()), (b"access-control-expose-headers", exposed)
 
@@ -61,25 +63,38 @@ class SessionExchange(Exchange):
             self.call = self._sessions.call_of(self._request, fingerprint, terms, ANSWER, self.scope)
         except BadRequest as refused:
             return self.given(Outcome("failed", error=refused))
+        used = False
         try:
+            if not self._share.take() and not await self._is_known():
+                return self.first(self.quota.refusal().answer(self.rules.documentation))
             opened = await self.flow.open(self.colour, self.call)
+            if not isinstance(opened, Attempt):
+                return self.given(opened)
+            used = True
         except Refused as refused:
             return self.given(self._sessions.refused(self.call, refused))
-        if not isinstance(opened, Attempt):
-            return self.given(opened)
+        except StoreError as error:
+            return self.given(Outcome("store_error", error=error))
+        finally:
+            if not used:
+                self._share.give_back()
         self.attempt, self.wish = opened, Wish()
         return None
+
+    async def _is_known(self) -> bool:
+        """Whether the number was used before, and so is no new one. It stays so until the client acknowledges it."""
+        return await self.colour.store.get(self.call.key) is not None
 
 
 class SessionPath:
     """The place where clients register."""
 
-    def __init__(self, sessions: Sessions, path: str) -> None:
+    def __init__(self, sessions: Sessions, path: str, boundary: Boundary) -> None:
         if not isinstance(sessions, Sessions):
             raise UsageError(f"sessions={sessions!r} are not Sessions. Write Sessions(receiver).")
         if not path.startswith("/"):
             raise UsageError(f"session_path={path!r} must begin with a slash.")
-        self.sessions, self.path = sessions, path
+        self.sessions, self.path, self._boundary = sessions, path, boundary
 
     async def answer(self, store: Store, method: str, headers: Mapping[str, str], scope: str) -> Answer:
         """What a client gets there."""
@@ -100,6 +115,7 @@ class SessionPath:
         sessions = self.sessions
         client = headers.get(CLIENT.lower(), "")
         if method == "POST" and not client:
+            self._count(scope)
             return await sessions._open(store, scope)
         acked, epoch = headers.get(ACKED.lower(), "0"), headers.get(EPOCH.lower(), "1")
         place = Request.from_headers({CLIENT: client, NUMBER: "1", ACKED: acked, EPOCH: epoch})
@@ -110,6 +126,13 @@ class SessionPath:
             )
         opened = await sessions._contact(store, kind, client, scope, place.epoch, place.acked)
         return None if kind == "end" else opened
+
+    def _count(self, scope: str) -> None:
+        """A session takes room in the store, as a key does. Raises ``Problem``."""
+        boundary = self._boundary
+        limit = (boundary.rules_for("POST", self.path) or boundary.rules).max_new_keys
+        if limit is not None and not boundary.quota.take(scope, limit):
+            raise boundary.quota.refusal()
 
 
 def _told(status: int, opened: Opened) -> Answer:

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from .._receiver import Receiver
 from ._asgi_app import App, Claimable, Covered, Send, request_of, seen_path, send_answer
 from ._asgi_body import Gone, Receive, asked_at_once, begin, check_size, close, take_in, whole
-from ._boundary import Boundary, Exchange, key_missing, natural_key
+from ._boundary import Boundary, Exchange, key_missing, natural_key, refused
 from ._exchange import PUBLIC, Problem, key_of
 from ._names import checked_scope
 from ._rules import SAFE, Route, RuleWords, Scope
@@ -55,9 +55,9 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         boundary, spool = self.boundary, None
+        lines: tuple[bytes, ...] = ()
         try:
             header, length = rules.header_name, None
-            lines: tuple[bytes, ...] = ()
             for name, value in scope["headers"]:
                 if name == header:
                     lines += (value,)
@@ -99,7 +99,7 @@ class IdempotencyMiddleware:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": said, "more_body": False})
         except Problem as problem:
-            await send_answer(send, problem.answer(rules.documentation))
+            await send_answer(send, refused(problem, rules, lines))
         except Gone:
             pass
         finally:

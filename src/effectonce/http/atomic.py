@@ -19,6 +19,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Unpack, cast
 
 from .._answers import call_of
@@ -33,9 +34,9 @@ from ..transactions.base import SavepointGone
 from . import _asgi_body as asgi_body
 from . import wsgi
 from ._asgi_app import App, Send, request_of, seen_path, send_answer, without_extensions
-from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
-from ._exchange import ANSWER, PUBLIC, Answer, Hasher, Problem, Start, body_of, pairs_of, start_of
-from ._intake import take_in_from, whole
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, refused
+from ._exchange import ANSWER, PUBLIC, Answer, Problem, Start, body_of, pairs_of, start_of
+from ._intake import whole
 from ._names import checked_scope
 from ._quota import Share
 from ._rules import Route, Rules, RuleWords, Scope
@@ -149,8 +150,8 @@ class AtomicMiddleware:
         if rules is None:
             await self.app(scope, receive, send)
             return
+        lines = [value for name, value in scope["headers"] if name == rules.header_name]
         try:
-            lines = [value for name, value in scope["headers"] if name == rules.header_name]
             key = key_in(rules, lines)
             if key is None and rules.key is None:
                 with unheard():
@@ -158,7 +159,7 @@ class AtomicMiddleware:
                 return
             answer = await self._answer(rules, scope, receive, key, lines)
         except Problem as problem:
-            answer = problem.answer(rules.documentation)
+            answer = refused(problem, rules, lines)
         except asgi_body.Gone:
             return
         await send_answer(send, answer)
@@ -255,27 +256,23 @@ class AtomicWSGIMiddleware:
         rules = self.boundary.rules_for(wsgi.method_of(environ), wsgi.path_of(environ))
         if rules is None:
             return self.app(environ, start_response)
+        lines = wsgi.lines_of(environ, rules.header)
         try:
-            lines = wsgi.lines_of(environ, rules.header)
             key = key_in(rules, lines)
             if key is None and rules.key is None:
                 with unheard():
                     return self.app(environ, start_response)
             answer = self._answer(rules, environ, key, lines)
         except Problem as problem:
-            answer = problem.answer(rules.documentation)
+            answer = refused(problem, rules, lines)
         return wsgi._send(start_response, answer)
 
     def _answer(self, rules: Rules, environ: wsgi.Environ, key: str | None, lines: Sequence[bytes]) -> Answer:
         boundary = self.boundary
-        whose = checked_scope(
-            boundary.scope_of(wsgi.request_of(environ)) if callable(boundary.scope) else PUBLIC
-        )
-        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        query = environ.get("QUERY_STRING", "")
-        method = wsgi.method_of(environ)
-        hasher = Hasher(method, path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint)
-        with take_in_from(environ, rules, hasher, boundary.receiver.flow.monotonic) as taken:
+        hasher, monotonic = wsgi.hasher_of(environ, rules), boundary.receiver.flow.monotonic
+        scope_of = partial(wsgi.scope_in, boundary)
+        whose, taken = wsgi.ask_and_take_in(environ, rules, hasher, monotonic, scope_of)
+        with taken:
             body = whole(taken)
         name = key if key is not None else natural_key(rules, wsgi.request_of(environ), body)
         fingerprint = hasher.digest()

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -73,6 +73,8 @@ __all__ = [
 
 T = TypeVar("T")
 R = TypeVar("R")
+Settle = Callable[[], Coroutine[Any, Any, None]]
+"""Writes down that an answer is here."""
 
 DEFAULT_RULES = Rules()
 NAME_EXTENSION, SHOWN_AS = "effectonce_name", "effectonce"
@@ -197,7 +199,7 @@ class Errand(Protocol[R]):
         """Give up a response and its connection."""
         ...
 
-    async def when_read(self, response: R, settle: Callable[[], Awaitable[None]], advice: str) -> None:
+    async def when_read(self, response: R, settle: Settle, advice: str) -> None:
         """Settle when all of a response has been read, or its reader has enough of it; never one that is cut off.
 
         An error of reading gets the advice.

@@ -17,25 +17,25 @@ Put it below what says who is calling (``AuthenticationMiddleware``), and below 
 request, such as cookies and compression: what is below it is remembered, what is above it runs for repeats, too.
 
 One body serves both of Django's colours; ``_Sync`` and ``_Async`` are what differs. On an event loop the view runs in a
-task of its own, so that a client that goes away changes nothing. Under ASGI, too, Django builds a stack of threads above
-a middleware that knows no loop: there ``_to_its_end`` is what shields. Django makes a response of a view's exception before
-any middleware sees it: a status from 500 on stands for it, and its type is heard by the way. With ``ATOMIC_REQUESTS`` a
+task of its own, so that a client that goes away changes nothing. Above a middleware that knows no loop Django has
+threads under ASGI, too: there ``_to_its_end`` is what shields. Django makes a response of a view's exception before any
+middleware sees it: a status from 500 on stands for it, and its type is heard by the way. With ``ATOMIC_REQUESTS`` a
 view's transaction has ended by then, so what is remembered has been committed, and what raised was rolled back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
-from typing import IO, Any, TypeVar, Unpack, overload
+from typing import IO, Any, TypeVar, Unpack, cast, overload
 
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
-from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, refused
 from ._exchange import BODILESS, PUBLIC, Answer, Hasher, Problem, body_of, pairs_of, start_of
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
 from ._names import checked_scope
@@ -98,7 +98,7 @@ class IdempotencyMiddleware:
         try:
             key = key_in(rules, _lines(request, rules.header))
         except Problem as problem:
-            return self._side.drive(_answered(problem, rules))
+            return self._side.drive(_answered(problem, rules, ()))
         if key is None and rules.key is None:
             return self._side.drive(self._side.let_pass(request))
         return self._side.drive(self._covered(self.boundary, self._side, rules, request).run(key))
@@ -123,8 +123,8 @@ class IdempotencyMiddleware:
         return self.boundary.rules_for(request.method, request.path_info, own)
 
 
-async def _answered(problem: Problem, rules: Rules) -> Any:
-    return _response(problem.answer(rules.documentation))
+async def _answered(problem: Problem, rules: Rules, lines: Sequence[bytes]) -> Any:
+    return _response(refused(problem, rules, lines))
 
 
 class _Covered:
@@ -138,7 +138,7 @@ class _Covered:
         try:
             return await self._run(key)
         except Problem as problem:
-            return await _answered(problem, self._rules)
+            return await _answered(problem, self._rules, self._lines)
 
     async def _run(self, key: str | None) -> Any:
         boundary, rules, side, request = self._boundary, self._rules, self._side, self._request
@@ -255,11 +255,11 @@ class _Sync:
         return self._get_response(request)
 
     def pieces(self, request: Any, response: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
-        """An async stream is read on the event loop that it belongs to. Without one, Django reads it at once."""
-        if response.is_async and isinstance(request, ASGIRequest):
-            stream: AsyncIterator[bytes] = aiter(response.streaming_content)
-            return stream
-        return _begun_late(response)
+        """An async stream is read on the event loop that it belongs to; without one at once, as Django would."""
+        stream: Any = response.streaming_content
+        if response.is_async and not isinstance(request, ASGIRequest):
+            stream = _at_once(stream)
+        return cast("Iterator[bytes] | AsyncIterator[bytes]", stream)
 
     async def next_of(self, pieces: Any) -> bytes | None:
         return _to_its_end(anext, pieces, None) if isinstance(pieces, AsyncIterator) else next(pieces, None)
@@ -366,9 +366,9 @@ async def _chained_later(exchange: Exchange, held: bytes, rest: AsyncIterator[by
         yield piece
 
 
-def _begun_late(response: Any) -> Iterator[bytes]:
-    """A stream that is not touched before its first piece is asked for: Django may read all of it then."""
-    yield from response
+def _at_once(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
+    """All of an async stream, where there is no loop to go on with; not before its first piece is asked for."""
+    yield from async_to_sync(_all_of)(stream)
 
 
 async def _awaited(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -432,7 +432,10 @@ def _length(stream: Any, meta: dict[str, Any]) -> int:
 
 
 def _lines(request: Any, header: str) -> list[bytes]:
-    """The lines of a header. Several have become one by now, with commas; so a key of two lines is none."""
+    """The lines of a header. Under WSGI several have become one by now, with commas; so a key of two lines is none."""
+    if isinstance(request, ASGIRequest):
+        name = header.lower().encode()
+        return [value for each, value in request.scope["headers"] if each == name]
     line: str | None = request.META.get("HTTP_" + header.upper().replace("-", "_"))
     return [] if line is None else [line.encode("latin-1", "backslashreplace")]
 

@@ -77,7 +77,7 @@ class SessionMiddleware(asgi.IdempotencyMiddleware):
     ) -> None:
         super().__init__(app, receiver, scope=scope, routes=routes, **rules)
         claimed_here(self.boundary)  # a session belongs to somebody before any handler runs
-        self._sessions = SessionPath(sessions, session_path)
+        self._sessions = SessionPath(sessions, session_path, self.boundary)
 
     async def __call__(self, scope: Any, receive: Receive, send: asgi.Send) -> None:
         if scope["type"] != "http":
@@ -146,7 +146,7 @@ class WSGISessionMiddleware(wsgi.IdempotencyMiddleware):
         **words: Any,
     ) -> None:
         super().__init__(app, receiver, **words)
-        self._sessions = SessionPath(sessions, session_path)
+        self._sessions = SessionPath(sessions, session_path, self.boundary)
 
     def __call__(self, environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Iterable[bytes]:
         rules = self.rules_for(environ)

@@ -18,9 +18,9 @@ from wsgiref.util import FileWrapper
 from .._blocking import run
 from .._receiver import Receiver
 from ..errors import ColourMismatch
-from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key
+from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, refused
 from ._exchange import PUBLIC, Answer, Hasher, Problem, body_of, pairs_of, start_of
-from ._intake import take_in_from, whole
+from ._intake import OnDemand, take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Route, Rules, RuleWords, Scope
 from ._wishes import unheard
@@ -58,12 +58,13 @@ class IdempotencyMiddleware:
         rules = self.rules_for(environ)
         if rules is None:
             return self.app(environ, start_response)
+        lines = lines_of(environ, rules.header)
         try:
-            key = key_in(rules, lines_of(environ, rules.header))
+            key = key_in(rules, lines)
             if key is not None or rules.key is not None:
                 return _Covered(self, rules, environ, start_response).run(key)
         except Problem as problem:
-            return _send(start_response, problem.answer(rules.documentation))
+            return _send(start_response, refused(problem, rules, lines))
         with unheard():
             return self.app(environ, start_response)
 
@@ -73,7 +74,7 @@ class IdempotencyMiddleware:
 
     def scope_of(self, environ: Environ) -> Any:
         """Whose key a request has."""
-        return self.boundary.scope_of(request_of(environ)) if callable(self.boundary.scope) else PUBLIC
+        return scope_in(self.boundary, environ)
 
 
 class _Covered:
@@ -102,11 +103,15 @@ class _Covered:
 
     def run(self, key: str | None) -> Iterable[bytes]:
         """Answer it, by running the app or without."""
-        scope = checked_scope(self._middleware.scope_of(self._environ))
-        fingerprint = self._take_in_body()
+        environ, middleware = self._environ, self._middleware
+        hasher = hasher_of(environ, self._rules)
+        monotonic = middleware.boundary.receiver.flow.monotonic
+        scope, self.body = ask_and_take_in(environ, self._rules, hasher, monotonic, middleware.scope_of)
+        if "wsgi.file_wrapper" in environ:  # what a server's own sends past the iterable would go unseen
+            environ["wsgi.file_wrapper"] = FileWrapper
         try:
             self.exchange = self.exchange_of(key, scope)
-            answer = run(self.exchange.open(fingerprint))
+            answer = run(self.exchange.open(hasher.digest()))
             result = self._handle() if answer is None else _send(self._start_response, answer)
         except BaseException:
             self.body.close()
@@ -121,20 +126,6 @@ class _Covered:
         if key is None:
             key = natural_key(self._rules, request_of(self._environ), whole(self.body))
         return Exchange(boundary, self._rules, boundary.receiver.blocking, key, scope, lines)
-
-    def _take_in_body(self) -> bytes:
-        """Read the body to its end, put it where the app will look for it, and say what was asked."""
-        environ, rules = self._environ, self._rules
-        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        query = environ.get("QUERY_STRING", "")
-        hasher = Hasher(
-            method_of(environ), path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint
-        )
-        monotonic = self._middleware.boundary.receiver.flow.monotonic
-        self.body = take_in_from(environ, rules, hasher, monotonic)
-        if "wsgi.file_wrapper" in environ:  # what a server's own sends past the iterable would go unseen
-            environ["wsgi.file_wrapper"] = FileWrapper
-        return hasher.digest()
 
     # The app and its answer
 
@@ -254,6 +245,42 @@ class _Stream:
             self._close()
         finally:
             self._covered.body.close()
+
+
+def scope_in(boundary: Boundary, environ: Environ) -> Any:
+    """What the scope of a boundary says of a request."""
+    return boundary.scope_of(request_of(environ)) if callable(boundary.scope) else PUBLIC
+
+
+def hasher_of(environ: Environ, rules: Rules) -> Hasher:
+    """What takes in what a request asks."""
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    query = environ.get("QUERY_STRING", "")
+    return Hasher(method_of(environ), path.encode("latin-1"), query.encode("latin-1"), rules.fingerprint)
+
+
+def ask_and_take_in(
+    environ: Environ,
+    rules: Rules,
+    hasher: Hasher,
+    monotonic: Callable[[], float],
+    scope_of: Callable[[Environ], Any],
+) -> tuple[str, IO[bytes]]:
+    """Whose key a request has, and its body, which is not read before that is known; unless who says it reads it."""
+    source = environ["wsgi.input"]
+
+    def take_in() -> IO[bytes]:
+        environ["wsgi.input"] = source
+        return take_in_from(environ, rules, hasher, monotonic)
+
+    environ["wsgi.input"] = body = OnDemand(take_in)
+    try:
+        scope, taken = checked_scope(scope_of(environ)), body.taken()
+    except BaseException:
+        body.close()
+        raise
+    taken.seek(0)
+    return scope, taken
 
 
 def method_of(environ: Environ) -> str:

@@ -1,4 +1,4 @@
-"""The app under test in Django, behind ASGI: with a view that is a coroutine, and with the plain one; and in threads."""
+"""The app under test in Django, behind ASGI: with a view that is a coroutine, with the plain one, and in threads."""
 
 from __future__ import annotations
 
