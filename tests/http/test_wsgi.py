@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
 from typing import Any
+from urllib.parse import unquote_to_bytes
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
+import httpx
 import pytest
 
 from effectonce import NotApplied, Policy, Receiver, current
 from effectonce.errors import StoreUnavailable, UsageError
 from effectonce.http import PUBLIC, Request, Route, nothing_happened, remember
 from effectonce.http._intake import IN_MEMORY, PIECE
+from effectonce.http.asgi import IdempotencyMiddleware as ASGIMiddleware
 from effectonce.http.wsgi import IdempotencyMiddleware
 from effectonce.stores.memory import MemoryStore
 
@@ -738,3 +742,22 @@ def test_a_policy_of_a_route_is_a_policy() -> None:
     server = Server(answering(b"done"), policy=Policy(local_cache=10))
     assert [server.send()[2] for _ in range(2)] == [b"done"] * 2
     assert server.receiver.flow.cache.get("public|http||key") is not None
+
+
+@pytest.mark.parametrize("path", ["/a%20b", "/caf%C3%A9", "/p%61y", "/a%2Fb", "/a;b=c"])
+def test_a_service_that_moves_to_asgi_knows_its_keys_again(path: str) -> None:
+    """What was asked is the same to both: the path as apps see it, however it was escaped."""
+    server = Server(answering(b"paid"))
+    seen = {"PATH_INFO": unquote_to_bytes(path).decode("latin-1"), "QUERY_STRING": "a=%20"}
+    assert server.send(b"5 EUR", **seen)[2] == b"paid"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("it was done before")
+
+    async def repeat() -> httpx.Response:
+        transport = httpx.ASGITransport(ASGIMiddleware(app, server.receiver, scope=PUBLIC))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.post(f"{path}?a=%20", content=b"5 EUR", headers={"Idempotency-Key": "key"})
+
+    response = asyncio.run(repeat())
+    assert (response.content, response.headers["x-idempotency-replayed"]) == (b"paid", "true")
