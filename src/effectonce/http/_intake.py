@@ -25,11 +25,7 @@ def take_in_from(
     length = _declared_length(environ)
     body = take_in(environ["wsgi.input"].read, length, rules, hasher, monotonic)
     if length is None:  # it has no chunks any more
-        size = body.seek(0, SEEK_END)
-        if size and _hides_cuts(environ):  # of HTTP/2, where no header tells of it
-            body.close()
-            raise _length_required()
-        environ["CONTENT_LENGTH"] = str(size)
+        environ["CONTENT_LENGTH"] = str(body.seek(0, SEEK_END))
         environ.pop("HTTP_TRANSFER_ENCODING", None)
         body.seek(0)
     environ["wsgi.input"], environ["wsgi.input_terminated"] = body, True
@@ -46,17 +42,13 @@ def _declared_length(environ: Mapping[str, Any]) -> int | None:
         return None
     # An app may know how to get at a body that we would not have seen.
     if has_chunks:
-        raise _length_required()
+        raise Problem("length-required", "Send this request with a Content-Length.")
     return 0
 
 
 def _hides_cuts(environ: Mapping[str, Any]) -> bool:
-    """Whether the server lets a body without a length that was cut off pass as complete. Others raise an error."""
+    """Whether the server lets a body in chunks that was cut off pass as complete. Others raise an error."""
     return bool(environ.get("SERVER_SOFTWARE") == "Granian")
-
-
-def _length_required() -> Problem:
-    return Problem("length-required", "Send this request with a Content-Length.")
 
 
 class OnDemand:
