@@ -18,7 +18,7 @@ request, such as cookies and compression: what is below it is remembered, what i
 
 One body serves both of Django's colours; ``_Sync`` and ``_Async`` are what differs. On an event loop the view runs in a
 task of its own, so that a client that goes away changes nothing. Above a middleware that knows no loop Django has
-threads under ASGI, too: there ``_to_its_end`` is what shields. Django makes a response of a view's exception before any
+threads under ASGI, too: there ``to_its_end`` is what shields. Django makes a response of a view's exception before any
 middleware sees it: a status from 500 on stands for it, and its type is heard by the way. With ``ATOMIC_REQUESTS`` a
 view's transaction has ended by then, so what is remembered has been committed, and what raised was rolled back.
 """
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from typing import IO, Any, TypeVar, Unpack, cast, overload
@@ -36,6 +35,7 @@ from .._blocking import run
 from .._receiver import Receiver
 from ..errors import MissingExtra, UsageError
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, refused
+from ._django_streams import at_once, awaited, chained, chained_later, in_threads, to_its_end
 from ._exchange import BODILESS, PUBLIC, Answer, Hasher, Problem, body_of, pairs_of, start_of
 from ._intake import IN_MEMORY, take_in, take_in_from, whole
 from ._names import checked_scope
@@ -251,43 +251,26 @@ class _Sync:
 
     async def respond(self, request: Any, exchange: Exchange) -> Any:
         if isinstance(request, ASGIRequest):
-            return _to_its_end(sync_to_async(self._get_response), request)
+            return to_its_end(sync_to_async(self._get_response), request)
         return self._get_response(request)
 
     def pieces(self, request: Any, response: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
         """An async stream is read on the event loop that it belongs to; without one at once, as Django would."""
         stream: Any = response.streaming_content
         if response.is_async and not isinstance(request, ASGIRequest):
-            stream = _at_once(stream)
+            stream = at_once(stream)
         return cast("Iterator[bytes] | AsyncIterator[bytes]", stream)
 
     async def next_of(self, pieces: Any) -> bytes | None:
-        return _to_its_end(anext, pieces, None) if isinstance(pieces, AsyncIterator) else next(pieces, None)
+        return to_its_end(anext, pieces, None) if isinstance(pieces, AsyncIterator) else next(pieces, None)
 
     def again(self, body: bytes, pieces: Any) -> Iterable[bytes] | AsyncIterator[bytes]:
-        return _awaited([body]) if isinstance(pieces, AsyncIterator) else [body]
+        return awaited([body]) if isinstance(pieces, AsyncIterator) else [body]
 
     def chained(self, exchange: Exchange, held: bytes, rest: Any) -> Iterator[bytes] | AsyncIterator[bytes]:
         if isinstance(rest, AsyncIterator):
-            return _chained_later(exchange, held, rest)
-        return _chained(exchange, held, rest)
-
-
-def _to_its_end(function: Callable[..., Any], *args: Any) -> Any:
-    """Await something in a thread of an ASGI stack, for as long as it takes.
-
-    When a client leaves, Django cancels, and asgiref hands that on to what its threads wait for. It ends here: the view
-    goes on, and this thread, which the view may need, waits for it as ever.
-    """
-
-    async def shielded() -> Any:
-        task = asyncio.ensure_future(function(*args))
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        return task.result()
-
-    return async_to_sync(shielded)()
+            return chained_later(exchange, held, rest)
+        return chained(exchange, held, rest)
 
 
 class _Async:
@@ -330,66 +313,16 @@ class _Async:
 
     def pieces(self, request: Any, response: Any) -> AsyncIterator[bytes]:
         content = response.streaming_content
-        return aiter(content) if response.is_async else _in_threads(content)
+        return aiter(content) if response.is_async else in_threads(content)
 
     async def next_of(self, pieces: Any) -> bytes | None:
         return await anext(pieces, None)
 
     def again(self, body: bytes, pieces: Any) -> AsyncIterator[bytes]:
-        return _awaited([body])
+        return awaited([body])
 
     def chained(self, exchange: Exchange, held: bytes, rest: Any) -> AsyncIterator[bytes]:
-        return _chained_later(exchange, held, rest)
-
-
-# -- Streams -------------------------------------------------------------------------------------------------------
-
-
-def _chained(exchange: Exchange, held: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    """What was held of a stream, and what comes: it knows its attempt to its end."""
-    yield held
-    while True:
-        with exchange.at_work():
-            piece = next(rest, None)
-        if piece is None:
-            return
-        yield piece
-
-
-async def _chained_later(exchange: Exchange, held: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield held
-    while True:
-        with exchange.at_work():
-            piece = await anext(rest, None)
-        if piece is None:
-            return
-        yield piece
-
-
-def _at_once(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
-    """All of an async stream, where there is no loop to go on with; not before its first piece is asked for."""
-    yield from async_to_sync(_all_of)(stream)
-
-
-async def _awaited(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
-
-
-def read_now(stream: Any) -> Iterable[bytes] | AsyncIterator[bytes]:
-    """The same stream, but all of it is there."""
-    return _awaited(_to_its_end(_all_of, stream)) if isinstance(stream, AsyncIterator) else list(stream)
-
-
-async def _all_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
-    return [piece async for piece in pieces]
-
-
-async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a stream that blocks."""
-    step: Any = sync_to_async(next)
-    while (piece := await step(pieces, None)) is not None:
-        yield piece
+        return chained_later(exchange, held, rest)
 
 
 # -- Requests and responses ----------------------------------------------------------------------------------------

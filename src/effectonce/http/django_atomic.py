@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from ._boundary import Exchange
+from ._django_streams import read_now
 from ._exchange import Answer, start_of
 from .atomic import AtomicExchange
-from .django import IdempotencyMiddleware, _Covered, read_now  # first: without Django it says what to install
+from .django import IdempotencyMiddleware, _Covered  # first: without Django it says what to install
 
 # isort: split
 from django.db import connection, transaction  # type: ignore[import-untyped]
