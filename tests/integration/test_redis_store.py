@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 import ssl
@@ -106,6 +107,27 @@ def test_a_wrong_argument_is_refused(choices: dict[str, Any]) -> None:
     """What makes no sense is told where it is said."""
     with pytest.raises(UsageError):
         RedisStore(**choices)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "instead"),
+    [("shop", "shop:"), ("shop:eu:", "shop.eu:"), ("shop::", "shop:"), (":", "eo:"), ("", "eo:")],
+)
+def test_a_prefix_that_might_begin_another_is_refused(prefix: str, instead: str) -> None:
+    """With one colon, at the end, no prefix begins another: no store finds, scans or sweeps the keys of another."""
+    with pytest.raises(UsageError, match=re.escape(f"prefix={instead!r}")):
+        RedisStore(prefix=prefix)
+
+
+def test_stores_whose_prefixes_begin_alike_know_nothing_of_each_other(valkey: HasURL, prefix: str) -> None:
+    """Whatever the scopes in their keys look like."""
+    longer = f"{prefix[:-1]}eu:"
+    with RedisStore(valkey.url, prefix=prefix) as shop, RedisStore(valkey.url, prefix=longer) as other:
+        for store, key in ((shop, "eu:k"), (shop, "euk"), (other, "k"), (other, ":k")):
+            assert run(store.claim(claim_of(key))).verdict is Verdict.CLAIMED
+        assert [record.key for record in run(shop.scan())] == ["eu:k", "euk"]
+        assert [record.key for record in run(other.scan())] == [":k", "k"]
+    forget(valkey.url, longer)
 
 
 def test_a_url_says_everything(start_server: StartServer) -> None:

@@ -51,7 +51,7 @@ class RedisStore(Verbs):
     Threads have a connection each while they ask, at most 64 to a server, and one while they wait for another process;
     an event loop has one for all of its tasks.
 
-    prefix      begins the name of every key; no store's prefix may begin another's in the same database
+    prefix      begins the name of every key, and ends with its only colon: so no store's prefix begins another's
     timeout     how many seconds a server may take to answer before StoreUnavailable
     durability  "server": an answer survives what the server is set up to survive; "wait:1": it has been confirmed by
                 one replica as well (or more), and is StoreUnavailable if it hasn't
@@ -82,6 +82,12 @@ class RedisStore(Verbs):
             raise UsageError(f"timeout={timeout!r} must be seconds, more than none and at most an hour.")
         if not all(isinstance(text, str) for text in (url, prefix)):
             raise UsageError(f"url and prefix={prefix!r} must be strings.")
+        if prefix.find(":") != len(prefix) - 1 or len(prefix) < 2:
+            instead = ".".join(filter(None, prefix.split(":"))) or "eo"
+            raise UsageError(
+                f"prefix={prefix!r} must end with a colon and have no other, so that it begins no other store's: each "
+                f"would take the other's keys for its own. Write prefix={instead + ':'!r}."
+            )
         self._target = replace(
             parsed(url, ca, tls),
             timeout=timeout,
