@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import pymysql
 import pytest
-from tests.integration.sql_places import SqlPlace, colours
+from tests.integration.sql_places import ASKED, SqlPlace, colours
 from tests.servers.fixtures import HasURL
 
+from effectonce.stores._mysql_sql import Language, Server, Talk
 from effectonce.stores.mysql import MySQLStore
 
 
@@ -88,9 +89,30 @@ class Place(SqlPlace[Session]):
         places = ", ".join(f"X'{key.encode().hex()}'" for key in keys)
         session(f"SELECT 1 FROM {self.table} WHERE `key` IN ({places}) FOR UPDATE")
 
+    def hold(self, session: Session, *keys: str) -> None:
+        session("BEGIN")
+        for key in keys:
+            session(
+                f"INSERT INTO {self.table} (`key`, state, once, attempts, fence, lease_until, expires_at, owner, "
+                "fingerprint) VALUES (%s, 1, 0, 1, 5, 9e9, 9e9, 'somebody', %s)",
+                key.encode(),
+                ASKED,
+            )
+
     def is_waiting(self, session: Session) -> bool:
         """Whatever command it is: what information_schema says of it stays as it was while one looks often."""
         return session.status("Innodb_row_lock_current_waits") > 0
+
+
+def speak_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the server for a MySQL. What is said to one, a MariaDB understands too."""
+    greet = Language.greet
+
+    def greet_mysql(language: Language, durable: bool) -> Talk[Server]:
+        server = yield from greet(language, durable)
+        return server._replace(is_mariadb=False)
+
+    monkeypatch.setattr(Language, "greet", greet_mysql)
 
 
 @pytest.fixture

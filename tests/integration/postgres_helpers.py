@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import psycopg
 import pytest
-from tests.integration.sql_places import SqlPlace, colours
+from tests.integration.sql_places import ASKED, SqlPlace, colours
 from tests.servers.fixtures import HasURL
 
+from effectonce.stores._postgres_steps import CLAIMED, id_of
 from effectonce.stores.postgres import PostgresStore
 
 
@@ -79,6 +81,12 @@ class Place(SqlPlace[Session]):
     def lock(self, session: Session, *keys: str) -> None:
         session("BEGIN")
         session(f"SELECT 1 FROM {self.table} WHERE key = ANY (%s) FOR UPDATE", list(keys))
+
+    def hold(self, session: Session, *keys: str) -> None:
+        session("BEGIN")
+        for key in keys:
+            record = (uuid.UUID(bytes=id_of(key)), key, ASKED, CLAIMED, 60.0, 60.0, b"somebody")
+            session(f"SELECT {self.table}_put(%s, %s, %s, %s, %s, %s, %s)", *record)
 
     def is_waiting(self, session: Session) -> bool:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE usename = %s AND wait_event_type = 'Lock'"

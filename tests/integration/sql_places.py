@@ -87,6 +87,10 @@ class SqlPlace(ABC, Generic[S]):
         """Hold the rows of some keys, as a transaction of somebody's may."""
 
     @abstractmethod
+    def hold(self, session: S, *keys: str) -> None:
+        """Begin a transaction that has put pending records in place, as calls in atomic mode do."""
+
+    @abstractmethod
     def is_waiting(self, session: S) -> bool:
         """Whether a command of the store waits for a lock, as far as a session can tell."""
 

@@ -10,7 +10,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -32,8 +32,10 @@ from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Outcome, Policy, Receiver
 from effectonce._blocking import run
-from effectonce._records import Claim, Ending, Renewal, Verdict
+from effectonce._records import Claim, Decision, Ending, Renewal, Verdict
 from effectonce.errors import StoreMismatch, StoreUnavailable, UsageError
+from effectonce.stores._steps import Kept
+from effectonce.stores.base import PartlyAnswered
 from effectonce.testing.clocks import wait_until
 
 Place = SqlPlace[Any]
@@ -283,6 +285,56 @@ class SqlFaultStories:
     commands: ClassVar[int]
     """At least so many packets are sent in a message's life, that of its repetition included."""
 
+    def test_keys_that_an_open_transaction_has_are_in_nobodys_way(self, place: Place, colour: Colour) -> None:
+        """However many duplicates wait for them, another key is claimed, renewed and ended meanwhile."""
+        show_held_keys_in_nobodys_way(place, colour)
+
+    def test_a_batch_of_which_an_open_transaction_has_many_keys(self, place: Place, colour: Colour) -> None:
+        """These are busy, the others are claimed; also in the next moment, when nobody asks for a lock."""
+        with place.store(driver=colour.driver) as store, place.session() as holder:
+            verbs = colour.of(store)
+            colour.run(verbs.claim(claim_of("other")))
+            place.hold(holder, *HELD_KEYS)
+            for turn in range(2):
+                keys = [
+                    key for number, held in enumerate(HELD_KEYS) for key in (held, f"new {turn} {number}")
+                ]
+                decisions = colour.run(verbs.claim_many([claim_of(key) for key in keys]))
+                assert [decision.verdict for decision in decisions] == [Verdict.BUSY, Verdict.CLAIMED] * 40
+            holder("COMMIT")
+            decisions = colour.run(verbs.claim_many([claim_of(key) for key in HELD_KEYS]))
+            assert all(decision.record is not None for decision in decisions)
+
+    def test_a_released_key_that_an_open_transaction_has(
+        self, place: Place, colour: Colour, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is there to be seen, and busy all the same; whoever asks when the transaction is undone gets it."""
+        with place.store(driver=colour.driver) as store, place.session() as holder:
+            verbs = colour.of(store)
+            held = granted(colour.run(verbs.claim(claim_of("k"))))
+            colour.run(verbs.release("k", held.owner, held.fence, LONG))
+            place.lock(holder, "k")
+            for _ in range(2):  # who comes later only looks
+                assert colour.run(verbs.claim(claim_of("k"))).verdict is Verdict.BUSY
+            decisions = colour.run(verbs.claim_many([claim_of(key) for key in ("a", "k", "z")]))
+            assert [decision.verdict.name for decision in decisions] == ["CLAIMED", "BUSY", "CLAIMED"]
+            holder("ROLLBACK")
+            monkeypatch.setattr(Kept, "__contains__", lambda *_: False)  # a second later
+            assert colour.run(verbs.claim(claim_of("k"))).verdict is Verdict.CLAIMED
+
+    def test_a_lease_that_an_open_transaction_has_taken_over(self, place: Place, colour: Colour) -> None:
+        """Its own renewal has no answer; the leases that were renewed with it are known to be."""
+        with place.store(driver=colour.driver) as store, place.session() as holder:
+            verbs = colour.of(store)
+            held = [granted(colour.run(verbs.claim(claim_of(key)))) for key in ("a", "k", "z")]
+            place.lock(holder, "k")
+            renewals = [Renewal(each.key, each.owner, each.fence, LONG, LONG) for each in held]
+            with pytest.raises(PartlyAnswered) as raised:
+                colour.run(verbs.renew_many(renewals))
+            assert raised.value.answers == [True, None, True]
+            holder("ROLLBACK")
+            assert colour.run(verbs.renew_many(renewals)) == [True] * 3
+
     def test_killed_and_restarted_in_the_middle_of_traffic(
         self, start_server: Callable[..., Server], colour: Colour
     ) -> None:
@@ -466,6 +518,73 @@ def show_a_locked_record_waited_for(place: Place, seconds: float = 0.0) -> None:
         wait_until(lambda: place.is_waiting(watcher) and time.monotonic() - began >= seconds)
         holder("ROLLBACK")
         assert ending.result() is Ending.DONE
+
+
+HELD_KEYS = [f"held {number}" for number in range(40)]
+"""More than there are connections."""
+
+
+def show_held_keys_in_nobodys_way(place: Place, colour: Colour) -> None:
+    """Duplicates wait for keys that an open transaction has, and everybody else is served meanwhile."""
+    with place.store(driver=colour.driver) as store, place.session() as holder:
+        verbs = colour.of(store)
+        mine = granted(colour.run(verbs.claim(claim_of("mine"))))
+        place.hold(holder, *HELD_KEYS)
+
+        async def meanwhile() -> None:
+            new = await verbs.claim(claim_of("new"))
+            renewal = Renewal("mine", mine.owner, mine.fence, LONG, LONG)
+            assert await verbs.renew(renewal)
+            assert await verbs.renew_many([renewal]) == [True]
+            assert await verbs.complete(ending_of(new)) is Ending.DONE
+            holder("COMMIT")
+
+        duplicates = _in_tasks if colour.awaits else _in_threads
+        decisions = colour.run(duplicates(verbs, meanwhile))
+        assert {decision.verdict for decision in decisions} == {Verdict.BUSY}
+        assert all(decision.record is not None for decision in decisions)
+
+
+async def _in_tasks(verbs: Any, meanwhile: Callable[[], Awaitable[None]]) -> list[Decision]:
+    """Claim all held keys in tasks, and let something happen when each of them waits."""
+    waiting: list[float] = []
+    all_wait, over = asyncio.Event(), asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        waiting.append(seconds)
+        if len(waiting) == len(HELD_KEYS):
+            all_wait.set()
+        await over.wait()
+
+    verbs.pause = pause
+    async with asyncio.timeout(60):
+        claims = [asyncio.ensure_future(verbs.claim(claim_of(key))) for key in HELD_KEYS]
+        await all_wait.wait()
+        await meanwhile()
+        assert not any(claim.done() for claim in claims)
+        over.set()
+        return await asyncio.gather(*claims)
+
+
+async def _in_threads(verbs: Any, meanwhile: Callable[[], Awaitable[None]]) -> list[Decision]:
+    """The same in threads."""
+    waiting: list[float] = []
+    over = threading.Event()
+
+    async def pause(seconds: float) -> None:
+        waiting.append(seconds)
+        over.wait(60)
+
+    verbs.pause = pause
+    with ThreadPoolExecutor(len(HELD_KEYS)) as threads:
+        claims = [threads.submit(lambda key=key: run(verbs.claim(claim_of(key)))) for key in HELD_KEYS]
+        try:
+            wait_until(lambda: len(waiting) == len(HELD_KEYS))
+            await meanwhile()
+            assert not any(claim.done() for claim in claims)
+        finally:
+            over.set()
+        return [claim.result() for claim in claims]
 
 
 def take_in_opposite_orders(place: Place) -> None:

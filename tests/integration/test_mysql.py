@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.integration import mysql_helpers
-from tests.integration.mysql_helpers import Place, Session
+from tests.integration.mysql_helpers import Place, Session, speak_mysql
 from tests.integration.sql_places import LONG, Colour, claim_of, claim_together, ending_of, granted
 from tests.integration.sql_stories import SqlStories, show_a_batch_done_in_part
 from tests.servers import Server
@@ -29,7 +29,6 @@ from effectonce._blocking import run
 from effectonce._records import Ending, Renewal, State, Verdict
 from effectonce.errors import MissingExtra, StoreError, StoreMismatch, StoreUnavailable, UsageError
 from effectonce.stores import _mysql_sql, open_store
-from effectonce.stores._mysql_sql import Language, Talk
 from effectonce.stores.mysql import LINES, LOOP_LINES, MySQLStore
 from effectonce.testing.clocks import wait_until
 
@@ -44,17 +43,6 @@ class TestMySQL(SqlStories):
 
     lanes = loop_connections = LOOP_LINES
     unfit = claim_of("key 7", fingerprint=b"x" * 300)
-
-
-def speak_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the server for a MySQL. What is said to one, a MariaDB understands too."""
-    greet = Language.greet
-
-    def greet_mysql(language: Language, durable: bool) -> Talk[_mysql_sql.Server]:
-        server = yield from greet(language, durable)
-        return server._replace(is_mariadb=False)
-
-    monkeypatch.setattr(Language, "greet", greet_mysql)
 
 
 # What can be wrong

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from tests.integration import mysql_helpers
-from tests.integration.mysql_helpers import Place
+from tests.integration.mysql_helpers import Place, speak_mysql
 from tests.integration.sql_places import ASKED, Colour, claim_of, ending_of, granted
 from tests.integration.sql_stories import (
     SqlFaultStories,
     show_a_locked_record_waited_for,
+    show_held_keys_in_nobodys_way,
     take_in_opposite_orders,
 )
 from tests.servers import Server
@@ -119,24 +120,33 @@ def test_a_key_that_an_open_transaction_has(place: Place, colour: Colour) -> Non
         assert decision.record is not None
 
 
-def test_a_duplicate_of_a_locked_record_that_is_being_added(place: Place) -> None:
+def test_a_duplicate_of_a_locked_record_that_is_being_added(
+    place: Place, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever asks for a key whose first claim has not been committed waits for it, and then finds it."""
-    with (
-        place.store() as store,
-        place.session() as holder,
-        place.session() as watcher,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        run(store.migrate())
-        holder("BEGIN")
-        holder(
-            f"INSERT INTO {place.table} (`key`, state, once, attempts, fence, lease_until, expires_at, owner, "
-            "fingerprint) VALUES ('k', 1, 0, 1, 5, 9e9, 9e9, 'somebody', 'something')"
-        )
-        claiming = pool.submit(lambda: run(store.claim(claim_of("k"))))
-        wait_until(lambda: place.is_waiting(watcher))
-        holder("COMMIT")
-        assert claiming.result().verdict is Verdict.MISMATCH
+    with place.store() as store, place.session() as holder:
+        verbs = colour.of(store)
+        colour.run(verbs.claim(claim_of("other")))
+        place.hold(holder, "k")
+
+        async def commit_meanwhile(_: float) -> None:
+            holder("COMMIT")
+
+        monkeypatch.setattr(verbs, "pause", commit_meanwhile)
+        assert colour.run(verbs.claim(claim_of("k", fingerprint=b"another"))).verdict is Verdict.MISMATCH
+
+
+def test_a_mysql_is_told_in_its_own_words_that_claims_do_not_wait(
+    place: Place, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't wait for less than a second, so it looks first, in a way that does not wait."""
+    speak_mysql(monkeypatch)
+    with place.session() as session:
+        waits = session.status("Innodb_row_lock_time")
+        show_held_keys_in_nobodys_way(place, colour)
+        assert (
+            session.status("Innodb_row_lock_time") - waits < 1000
+        )  # one that waited would have waited a second
 
 
 def test_a_deadlock_is_survived(place: Place) -> None:

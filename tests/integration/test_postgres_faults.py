@@ -131,23 +131,31 @@ def test_batches_in_opposite_orders_do_not_deadlock(place: Place) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_duplicate_of_a_record_that_is_being_added(place: Place) -> None:
+@pytest.mark.parametrize("prepare", ["yes", "no"])
+def test_a_duplicate_of_a_record_that_is_being_added(
+    place: Place, colour: Colour, prepare: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever asks for a key whose first claim has not been committed waits for it, and then finds it."""
-    with (
-        place.store() as store,
-        place.session() as holder,
-        place.session() as watcher,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        run(store.claim(claim_of("k")))
-        ((id,),) = holder(f"SELECT id FROM {place.table}")
-        holder(f"DELETE FROM {place.table}")
-        holder("BEGIN")
-        holder(f"INSERT INTO {place.table} VALUES (5, %s, 'k', 'other', 33, 9e9, 9e9, 'somebody')", id)
-        claiming = pool.submit(lambda: run(store.claim(claim_of("k"))))
-        wait_until(lambda: place.is_waiting(watcher))
-        holder("COMMIT")
-        assert claiming.result().verdict is Verdict.MISMATCH
+    with place.store(driver=colour.driver, prepare=prepare) as store, place.session() as holder:
+        verbs = colour.of(store)
+        colour.run(verbs.claim(claim_of("other")))
+        place.hold(holder, "k")
+
+        async def commit_meanwhile(_: float) -> None:
+            holder("COMMIT")
+
+        monkeypatch.setattr(verbs, "pause", commit_meanwhile)
+        assert colour.run(verbs.claim(claim_of("k", fingerprint=b"another"))).verdict is Verdict.MISMATCH
+
+
+def test_a_claim_leaves_the_patience_of_a_users_transaction_as_it_was(place: Place) -> None:
+    """How long it waits for locks is its own setting, also after a key that was known."""
+    with place.store() as store, place.session() as session, Receiver(store) as receiver:
+        for id in ("new", "known", "known"):
+            with session.connection.transaction():
+                session("SET LOCAL lock_timeout = '7s'")
+                receiver.on(session.connection).process(Message(id), lambda _: 1)
+                assert session("SHOW lock_timeout") == [("7s",)]
 
 
 def test_a_deadlock_is_survived(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,21 @@ def test_a_loop_that_was_not_shut_down_in_good_order_leaves_no_connection() -> N
     assert connection() is None
 
 
+def test_many_statements_of_asyncpg_take_no_more_connections_than_are_kept() -> None:
+    """A crowd of claims that go one by one must not take a server's last connections."""
+    opened: list[Connection] = []
+
+    async def connect() -> Connection:
+        await asyncio.sleep(0)
+        opened.append(Connection())
+        return opened[-1]
+
+    wires = LoopWires(connect, prepare=True, seconds=1.0, most=4)
+    call = SimpleNamespace(statement=SimpleNamespace(text="SELECT"), values=())
+    assert asyncio.run(wires.run([call] * 30)) == [[]] * 30  # type: ignore[list-item]
+    assert len(opened) == 4
+
+
 def test_keys_are_sent_in_one_encoding_whatever_the_url_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """URLs of other programs often name one; theirs must not decide how keys are written, nor be in the way."""
     opened: list[dict[str, Any]] = []

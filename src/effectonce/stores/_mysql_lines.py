@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import MissingExtra, StoreMismatch, StoreUnavailable, UsageError
-from ._mysql_sql import Lost, Refusal, Result, Server, Talk, TimedOut
+from ._mysql_sql import LOCKED, LOCKED_NOW, Lost, Refusal, Result, Server, Talk, TimedOut
 
 T = TypeVar("T")
 
@@ -288,7 +288,7 @@ def meaning(code: int, message: str) -> Lost | Refusal:
         return Lost(message or f"error {code}")
     if code in READ_ONLY:
         return Lost(f"it only reads at present: {message}")
-    return Refusal(code, message)
+    return Refusal(LOCKED if code == LOCKED_NOW else code, message)
 
 
 class Lines:

@@ -28,7 +28,8 @@ PREPARED: Final = ("add_one", "end", "hold")
 STATES: Final = {b"%d" % state: state for state in State}
 
 # Refusals, by the server's numbers.
-LOCKED, DEADLOCK, ALREADY_THERE = 1205, 1213, 1050
+LOCKED, LOCKED_NOW, DEADLOCK, ALREADY_THERE = 1205, 3572, 1213, 1050
+"""The second is MySQL's, for whoever would not wait."""
 UNFIT: Final = {1264, 1366, 1367, 1406, 1690}
 GRANT: Final = "Grant this user SELECT, INSERT, UPDATE and DELETE on the table."
 MISMATCHES: Final = {
@@ -139,7 +140,7 @@ class Language:
         }  # fmt: skip
         for part, text in parts.items():
             named = {name: body.replace(part, text) for name, body in named.items()}
-        named["add_one"] = f"{named['add'] % named['new']} {named['returning']}"
+        named["add_one"] = f"{named['at_once']} {named['add'] % named['new']} {named['returning']}"
         self.sql = named
 
     # The server and the table

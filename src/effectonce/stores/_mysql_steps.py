@@ -3,7 +3,10 @@
 Steps of one kind are one statement, however many they are. A statement alone commits by itself; more are a transaction,
 because a server takes longer over a commit than over everything else. Keys go in order, so that hardly anybody waits in
 a circle for locks. Should the server find one, it has done nothing, and the packet is sent again. What it goes on
-refusing is sent step by step, so that a failure is its own caller's only.
+refusing is sent in parts, down to single steps, so that a failure is its own caller's only.
+
+Claims don't wait for locks at all, or everybody in their packet and behind it would wait with them. A MariaDB is told
+so with the statement; a MySQL, which can't wait for less than a second, by a look before it that does not wait.
 
 Nobody asks for a purge, so it goes along: looking for what has expired with a claim now and then, forgetting it with a
 later change, in the same commit.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import ceil
 from typing import Any, Final
 
 from .._protocol import is_expired
@@ -33,12 +37,16 @@ from ._mysql_sql import (
     name_of,
     read_record,
 )
-from ._steps import DONE, KEPT, Add, Added, End, Found, Hold, Kept, Read, Save, Step, Swap, kept_if_nothing
+from ._steps import DONE, HELD, KEPT, Add, Added, End, Found, Hold, Kept, Read, Save, Step, Swap, by_look
 
 MOST_BYTES: Final = 1 << 20
 """Of a packet with more than one step."""
 TRIES: Final = 8
 """How often a packet is sent that runs into deadlocks."""
+PARTS: Final = 8
+"""Of claims in one of which a record is held: few are, as a rule, and each part is a commit."""
+CLAIMS: Final = (Add, Swap)
+"""Steps that don't wait for locks."""
 PURGE_EVERY, PURGE_SHARE = 32, 4
 """After 32 new keys the hand passes four times as many rows."""
 REFUSED: Final = object()
@@ -54,32 +62,31 @@ class Stepper:
     def __init__(self, language: Language) -> None:
         self._language = language
         self._hand = Hand(language.sql)
-        self._kept = Kept()
+        self.kept = Kept()
 
     def execute(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
         """Have steps done: a reply for each, or the error that only its own caller is to hear.
 
-        ``patience`` is for a step alone: how often, a second each, it may wait for a lock. A claim waits once, and who
-        comes after it within the next moment not at all.
+        ``patience`` is for a step alone: how often, a second each, it may wait for a lock. A claim is HELD at once.
         """
-        kept = self._kept
-        doubted = [type(step) is Add and step.key in kept for step in steps] if kept else []
-        if any(doubted):
-            steps = [Read(step.key) if doubt else step for step, doubt in zip(steps, doubted, strict=True)]
+        kept, asked = self.kept, steps
+        if kept:
+            steps = [Read(step.key) if type(step) in CLAIMS and step.key in kept else step for step in asked]
         if len(steps) > 1:
             replies: list[Any] = []
             for portion in _portions(steps):
                 replies += yield from self._insist(server, portion, 1)
         else:
             replies = yield from self._insist(server, steps, patience)
-        if not any(doubted):
+        if steps is asked:
             return replies
         return [
-            kept_if_nothing(reply) if doubt else reply for reply, doubt in zip(replies, doubted, strict=True)
+            reply if step is sent else by_look(step, reply, KEPT)
+            for step, sent, reply in zip(asked, steps, replies, strict=True)
         ]
 
     def _insist(self, server: Server, steps: Sequence[Step], patience: int) -> Talk[list[Any]]:
-        claims = len(steps) == 1 and type(steps[0]) in (Add, Swap)
+        claims = len(steps) == 1 and type(steps[0]) in CLAIMS
         tries = {DEADLOCK: TRIES, LOCKED: 1 if claims else patience}
         while True:
             exchange = _Exchange(self._language.sql, self._hand, server, steps)
@@ -102,24 +109,24 @@ class Stepper:
             break
         if len(steps) == 1:
             return [error]
-        replies: list[Any] = []
-        for step in steps:
-            replies += yield from self._insist(server, (step,), 1)
-        return replies
+        replies: dict[int, Any] = {}
+        for part in _apart(steps):
+            heard = yield from self._insist(server, [steps[number] for number in part], 1)
+            replies.update(zip(part, heard, strict=True))
+        return [replies[number] for number in range(len(steps))]
 
     def _look(self, server: Server, step: Step) -> Talk[Any]:
-        """What to reply to a step that would have to wait for somebody's transaction."""
+        """What to reply to a claim whose record somebody's transaction has: a duplicate's is there all the same."""
         if type(step) is Swap:
-            return KEPT
-        self._kept.add(step.key)
+            return HELD
         (found,) = yield from self._insist(server, (Read(step.key),), 1)
-        return kept_if_nothing(found)
+        return by_look(step, found, HELD)
 
     # A usual step, alone, to a MariaDB. Every call pays for each line that it goes through, so these are few.
 
     def at_once(self, step: Step) -> str | None:
         """The one statement that a step takes as a rule; None if there is more to say."""
-        if type(step) is Add and not self._hand.is_due and not self._kept:
+        if type(step) is Add and not self._hand.is_due and not self.kept:
             return f"EXECUTE effectonce_add_one USING {','.join(_new(step.claim))}"
         if type(step) is Hold or (type(step) is End and not self._hand.has_found):
             name, *values = _change(step)
@@ -236,6 +243,7 @@ class _Exchange:
         writing = self._adding(adds) + self._changing(ends) + self._changing(holds) + self._changing(saves)
         for number in swaps:
             writing += self._changing([number])
+        writing = self._free([*adds, *swaps]) + writing
         forgetting = self._hand.forget(_ignore) if ends else []
         looking = self._hand.look_when_due() if adds else []
         self.has_errands = bool(forgetting or looking)
@@ -272,8 +280,15 @@ class _Exchange:
             return [(self._statement("add_one", *news[0]), hear)]
         insert = self._sql["add"] % ",".join([self._sql["new"] % new for new in news])
         if self._server.is_mariadb:
-            return [(f"{insert} {self._sql['returning']}", hear)]
+            return [(f"{self._sql['at_once']} {insert} {self._sql['returning']}", hear)]
         return [(insert, _ignore), (self._sql["there"] % ",".join([new[0] for new in news]), hear)]
+
+    def _free(self, claims: list[int]) -> Packet:
+        """A look that fails if somebody has one of the records: for a MySQL, whose other statements wait for it."""
+        if not claims or self._server.is_mariadb:
+            return []
+        places = sorted({_place(self._steps[number].key) for number in claims})
+        return [(self._sql["free"] % ",".join(places), _ignore)]
 
     def _changing(self, numbers: list[int]) -> Packet:
         """One statement for all changes of one kind."""
@@ -297,7 +312,8 @@ class _Exchange:
     def _statement(self, name: str, *values: str) -> str:
         if self._server.is_mariadb and name in PREPARED:
             return f"EXECUTE effectonce_{name} USING {','.join(values)}"
-        return self._sql[name] % values
+        at_once = f"{self._sql['at_once']} " if self._server.is_mariadb and name == "swap" else ""
+        return at_once + self._sql[name] % values
 
     def _claim(self, number: int) -> Claim:
         step = self._steps[number]
@@ -405,6 +421,18 @@ def _place(key: str) -> str:
 
 def _lease(record: Record) -> str:
     return double(record.lease_until) if record.lease_until else "NULL"
+
+
+def _apart(steps: Sequence[Step]) -> Iterable[list[int]]:
+    """Where the steps are that go together after all of them were refused together.
+
+    Claims and others part first: claims are refused at once, others after a wait, which nobody is to wait for again.
+    """
+    claims = [number for number, step in enumerate(steps) if type(step) in CLAIMS]
+    if 0 < len(claims) < len(steps):
+        return claims, [number for number, step in enumerate(steps) if type(step) not in CLAIMS]
+    size = ceil(len(claims) / PARTS) or 1
+    return [list(range(len(steps)))[start : start + size] for start in range(0, len(steps), size)]
 
 
 def _portions(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:

@@ -89,7 +89,10 @@ class LoopWires:
             return await self._patiently(self._fetch_together, calls)
         if len(calls) == 1:
             return [await self._patiently(self._fetch, calls[0])]
-        return await asyncio.gather(*(self._patiently(self._fetch, call) for call in calls))
+        answers: list[Answer] = []
+        while few := calls[len(answers) : len(answers) + self._most]:  # no more connections than are kept
+            answers += await asyncio.gather(*(self._patiently(self._fetch, call) for call in few))
+        return answers
 
     def close(self) -> None:
         """Close every connection. To be called on the loop, or when it does not run any more."""

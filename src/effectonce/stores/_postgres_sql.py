@@ -66,6 +66,9 @@ _PLANS = dict.fromkeys(
 
 LOCK_SECONDS: Final = 0.25
 """How long a statement waits for a row: those of other receivers hold one for less, others' transactions for ever."""
+IMPATIENT: Final = "set_config('lock_timeout', '2', true) IS NOT NULL"
+"""In a claim: it waits no longer than 2 ms, about as long as another's commit takes, because others may be waiting for
+its connection. It is set before anything waits, and for this transaction, so that a pooler's next one knows nothing."""
 
 
 def settings(seconds: float) -> dict[str, str]:
@@ -172,11 +175,17 @@ class Call(NamedTuple):
 
 
 class Statements:
-    """The statements of one table: those for a step come for one record and for many."""
+    """The statements of one table: those for a step come for one record and for many.
 
-    def __init__(self, table: str) -> None:
+    Those of a user's transaction are patient: its own settings say how long it waits, and must stay as they are.
+    """
+
+    def __init__(self, table: str, *, patient: bool = True) -> None:
         self.channel = table.split('"')[-2]  # two schemas may share it: who is told in vain looks in vain
-        own = {"{table}": table, "{put}": f'{table[:-1]}_put"', "{channel}": self.channel}
+        own = {
+            "{table}": table, "{put}": f'{table[:-1]}_put"', "{channel}": self.channel,
+            "{may_wait}": "true" if patient else IMPATIENT,
+        }  # fmt: skip
         named = statements("postgres.sql")
         for place, name in own.items():
             named = {statement: text.replace(place, name) for statement, text in named.items()}

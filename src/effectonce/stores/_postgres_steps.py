@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from itertools import starmap
+from math import ceil
 from typing import Any, Final, NamedTuple, cast
 
 from .._protocol import decide_claim
@@ -177,6 +178,9 @@ KINDS: dict[type, Kind] = {
     Read: Kind("read", _each(_read_values), found, NOTHING),
 }
 """In the order in which they go."""
+CLAIMS: Final = (Add, Swap)
+"""Steps that don't wait until somebody's transaction is over."""
+PARTS: Final = 8
 
 
 def _shared(step: Step, reply: Any) -> Any:
@@ -203,6 +207,20 @@ class Group(NamedTuple):
             return Call(sql.one[name], [value for (value,) in columns])
         return Call(sql.many[name], columns)
 
+    @property
+    def all_places(self) -> list[int]:
+        """Where steps for these keys are, sent or not."""
+        return self.places + [place for _, place in self.others]
+
+    def apart(self) -> list[Sequence[int]]:
+        """The places of those that go together after all were refused for one of them.
+
+        Claims, which don't wait, in a few parts: one of many is to blame, as a rule, and each part is a commit.
+        """
+        places = self.all_places
+        size = ceil(len(places) / PARTS) if self.kind in (KINDS[claim] for claim in CLAIMS) else 1
+        return [places[start : start + size] for start in range(0, len(places), size)]
+
     def settle(self, rows: list[Row], steps: Sequence[Step], replies: list[Any]) -> None:
         """Put the replies in their places."""
         kind, keys, places, others = self
@@ -220,14 +238,8 @@ class Group(NamedTuple):
             replies[place] = _shared(steps[first], replies[first])
 
 
-def grouped(steps: Sequence[Step], places: Iterable[int], alone: Collection[int] = ()) -> list[Group]:
-    """The steps at these places by kind, and by key in the order that everyone keeps to, so that nobody deadlocks.
-
-    What is to go alone has a statement of its own.
-    """
-    if alone:
-        ones = [group for place in places if place in alone for group in grouped(steps, (place,))]
-        return grouped(steps, [place for place in places if place not in alone]) + ones
+def grouped(steps: Sequence[Step], places: Iterable[int]) -> list[Group]:
+    """The steps at these places by kind, and by key in the order that everyone keeps to, so that nobody deadlocks."""
     groups: dict[type, tuple[dict[str, int], list[tuple[int, int]]]] = {}
     for place in places:
         step = steps[place]

@@ -43,6 +43,7 @@ class Table:
     def __init__(self, url: str, name: str, seconds: float, create: bool, lasting: bool) -> None:
         self.shown, self.name, self.seconds = shown(url), name, seconds
         self.sql = Statements(name)
+        self.quick = Statements(name, patient=False)
         self.ready = False
         self.kept = Kept()
         self._create, self._lasting = create, lasting

@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeVar, cast
 
-from .._records import Record, State
-from ..errors import StoreUnavailable
+from .._records import Claim, Decision, Record, State
+from ..errors import StoreError, StoreUnavailable
 from ._postgres_sql import Answer, Call, Lost, Refusal, Row, Wires
-from ._postgres_steps import AGAIN, LOOK, Group, grouped, id_of, record_of
+from ._postgres_steps import AGAIN, CLAIMS, LOOK, Group, grouped, id_of, record_of
 from ._postgres_table import ITS_OWN, LOCKED, TRY_AGAIN, Table
-from ._steps import KEPT, Add, Added, Conversation, Read, Step, SteppingStore, Swap, kept_if_nothing
+from ._steps import (
+    HELD,
+    KEPT,
+    Add,
+    Added,
+    Conversation,
+    Read,
+    Step,
+    SteppingStore,
+    by_look,
+    claiming,
+    unless_failed,
+)
 from .base import Features, StoreStats
 
 T = TypeVar("T")
@@ -69,72 +82,99 @@ class Verbs(SteppingStore):
 
     # Steps
 
+    async def send_once(self, steps: Sequence[Step]) -> Sequence[Any]:
+        """Have steps done in one round trip; an exception is the reply to a step that failed by itself."""
+        raise NotImplementedError
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        raise NotImplementedError
+
     async def send(self, steps: Sequence[Step]) -> list[Any]:
-        """Have steps done in one round trip."""
-        replies = await self.execute(steps)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        """Have steps done, and wait for those whose records somebody has, where nobody else has to wait."""
+        return unless_failed(await self._settled(steps, await self.send_once(steps)))
+
+    async def send_each(self, steps: Sequence[Step]) -> list[Any]:
+        """The same, where an error is the reply to the step that it is about: a lease has to be known to be renewed."""
+        return unless_failed(await self._settled(steps, await self.send_once(steps)), but=StoreError)
+
+    async def _settled(self, steps: Sequence[Step], replies: Sequence[Any]) -> Sequence[Any]:
+        """The replies when nothing is HELD any more."""
+        if HELD not in replies:
+            return replies
+        return await self.outlast(steps, replies, self.send_once, self.pause, self._table.kept)
+
+    async def claim_held(self, claim: Claim, reply: Any) -> Decision:
+        """Decide a claim whose first step had such a reply, or an error."""
+        step = (Add(claim),)
+        (reply,) = unless_failed(await self._settled(step, (reply,)))
+        return await self.go_on(claiming(claim), reply)
 
     async def execute(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done in one round trip; an exception is the reply to a step that failed by itself.
 
-        What has to be sent again goes on until nobody is in the way any more.
+        What has to be sent again goes on until nobody is in the way any more; a claim that is HELD does not.
         """
-        steps, replies = list(steps), [AGAIN] * len(steps)
-        kept, doubted, alone = self._table.kept, set[int](), set[int]()
+        asked, steps, replies = steps, list(steps), [AGAIN] * len(steps)
+        kept, doubted, waited = self._table.kept, list[int](), set[int]()
         give_up = time.monotonic() + self._table.seconds
-        places: Sequence[int] = range(len(steps))
-        while places:
+        if kept:
+            doubted = [n for n, step in enumerate(steps) if type(step) in CLAIMS and step.key in kept]
+            self._look_instead(steps, doubted)
+        parts: list[Sequence[int]] = [range(len(steps))]
+        while parts:
             if time.monotonic() > give_up:
                 error = StoreUnavailable(f"{self._table.shown} always served others first. Try again.")
-                for place in places:
+                for place in chain(*parts):
                     replies[place] = error
                 break
-            if kept:
-                doubts = [place for place in places if type(steps[place]) is Add and steps[place].key in kept]
-                doubted.update(doubts)
-                self._look_instead(steps, doubts)
-            groups = grouped(steps, places, alone)
-            answers = await self.run([group.call(self._table.sql, steps) for group in groups])
+            groups = [group for part in parts for group in grouped(steps, part)]
+            answers = await self.run([group.call(self._table.quick, steps) for group in groups])
+            apart: list[Sequence[int]] = []
             for group, answer in zip(groups, answers, strict=True):
-                if isinstance(answer, Refusal):
-                    self._refused(answer, group, steps, replies, alone)
-                else:
+                if not isinstance(answer, Refusal):
                     group.settle(answer, steps, replies)
-            places = [place for place in places if replies[place] is AGAIN or replies[place] is LOOK]
-            self._look_instead(steps, [place for place in places if replies[place] is LOOK])
+                elif len(group.places) > 1 and answer.code.startswith(ITS_OWN):
+                    apart += group.apart()
+                else:
+                    self._refused(answer, group, steps, replies, waited)
+            parts = self._left(parts, apart, steps, replies)
         for place in doubted:
-            replies[place] = kept_if_nothing(replies[place])
+            replies[place] = by_look(asked[place], replies[place], KEPT)
         self.count(list(map(type, replies)).count(Added))
         return replies
+
+    def _left(
+        self,
+        parts: Iterable[Sequence[int]],
+        apart: list[Sequence[int]],
+        steps: list[Step],
+        replies: Sequence[Any],
+    ) -> list[Sequence[int]]:
+        """What has to be sent again: together, except for what goes apart."""
+        again = [place for place in chain(*parts) if replies[place] is AGAIN or replies[place] is LOOK]
+        self._look_instead(steps, [place for place in again if replies[place] is LOOK])
+        going = set(chain(*apart))
+        together = [place for place in again if place not in going]
+        return [together, *apart] if together else apart
 
     def _look_instead(self, steps: list[Step], places: Iterable[int]) -> None:
         for place in places:
             steps[place] = Read(steps[place].key)
 
     def _refused(
-        self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any], alone: set[int]
+        self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any], waited: set[int]
     ) -> None:
-        """A statement failed, for all of its rows: each goes alone if only one of them may be to blame."""
+        """A statement failed, for all of its rows. One that has waited for a lock may do so once more."""
         if refusal.code in TRY_AGAIN:
             return
-        if len(group.places) > 1 and refusal.code.startswith(ITS_OWN):
-            alone.update(group.places, [place for _, place in group.others])
-            return
-        for place in group.places:
-            step = steps[place]
-            if refusal.code != LOCKED:
-                replies[place] = self._table.translated(refusal)
-            elif type(step) is Add:
-                self._table.kept.add(step.key)
-            elif type(step) is Swap:
-                replies[place] = KEPT
-            elif place in alone:
+        for place in group.all_places:
+            if refusal.code == LOCKED and type(steps[place]) in CLAIMS:
+                replies[place] = HELD
+            elif refusal.code != LOCKED or place in waited:
                 replies[place] = self._table.translated(refusal)
             else:
-                alone.add(place)
+                waited.add(place)
 
     async def go_on(self, conversation: Conversation[T], reply: Any) -> T:
         """Go on with a conversation whose first step has been replied to."""

@@ -110,15 +110,21 @@ class Found(NamedTuple):
 DONE = Ending.DONE
 """The reply to a step that did what it was sent for."""
 
+HELD: Any = object()
+"""What a server says to ``Add`` or ``Swap`` when somebody's transaction has the record, perhaps for a moment only."""
 KEPT: Any = object()
-"""The reply to ``Add`` or ``Swap`` when an open transaction has the record: nobody knows yet what it will be."""
+"""The reply to them when that goes on: nobody knows yet what the record will be."""
+HELD_SECONDS, FIRST_PAUSE = 0.25, 0.002
+"""How long that is looked at, and after how long first."""
 ASK_AGAIN_SECONDS: Final = 0.25
 BUSY: Final = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
 """What a claim is told then."""
 
 Conversation = Generator[Step, Any, T]
-Send = Callable[[Sequence[Step]], Awaitable[list[Any]]]
+Send = Callable[[Sequence[Step]], Awaitable[Sequence[Any]]]
 """Has steps done, and gives their replies in the steps' order."""
+Pause = Callable[[float], Awaitable[None]]
+"""Lets so many seconds pass."""
 
 
 def claiming(claim: Claim) -> Conversation[Decision]:
@@ -178,13 +184,28 @@ def _swapping(before: Record, after: Record) -> Conversation[bool]:
     return cast("bool", swapped)
 
 
-def kept_if_nothing(reply: Any) -> Any:
-    """The reply to an ``Add`` that was sent as a ``Read``, because an open transaction was seen to have the record."""
-    return KEPT if type(reply) is Found and reply.record is None else reply
+def by_look(step: Step, reply: Any, unchanged: Any) -> Any:
+    """The reply to ``Add`` or ``Swap`` that was sent as a ``Read``, because a transaction was seen to have the record.
+
+    A look needs no lock. As long as it shows what was there before that transaction, it tells nothing.
+    """
+    if type(reply) is not Found:
+        return reply
+    if type(step) is Swap:
+        return unchanged if reply.record == step.before else False
+    return unchanged if reply.record is None else reply
+
+
+def unless_failed(replies: Sequence[Any], but: type[Exception] | tuple[()] = ()) -> list[Any]:
+    """The replies to one caller, or the error that is its own; ``but`` errors of this kind are replies."""
+    for reply in replies:
+        if isinstance(reply, Exception) and not isinstance(reply, but):
+            raise reply
+    return list(replies)
 
 
 class Kept:
-    """Keys that an open transaction was seen to have. For a moment nobody else waits to see the same."""
+    """Keys that an open transaction was seen to have. For a moment others look, and don't wait to see the same."""
 
     SECONDS: Final = 1.0
     MOST: Final = 4096
@@ -209,7 +230,11 @@ class Kept:
 
 
 class SteppingStore(Store):
-    """The verbs of a store on a server. A subclass sends steps, each batch of them in one round trip."""
+    """The verbs of a store on a server. A subclass sends steps, each batch of them in one round trip.
+
+    Where records may be in somebody's open transaction, claims never wait for its lock on a connection: others, who
+    have nothing to do with it, would wait for the connection. Such a claim is told HELD, and its caller waits here.
+    """
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:
         """Have steps done, in any order but each atomically, and give their replies in the steps' order.
@@ -221,6 +246,26 @@ class SteppingStore(Store):
     async def send_each(self, steps: Sequence[Step]) -> list[Any]:
         """The same; where there are several requests, an error is the reply to those whose request failed."""
         return await self.send(steps)
+
+    async def outlast(
+        self, steps: Sequence[Step], replies: Sequence[Any], send: Send, pause: Pause, kept: Kept
+    ) -> list[Any]:
+        """The replies when nothing is HELD any more: it is looked at for a while, and then asked for once more."""
+        replies, give_up, seconds = list(replies), time.monotonic() + HELD_SECONDS, FIRST_PAUSE
+        held = [number for number, reply in enumerate(replies) if reply is HELD]
+        while held and (left := give_up - time.monotonic()) > 0:
+            await pause(min(seconds, left))
+            seconds *= 2
+            looks = await send([Read(steps[number].key) for number in held])
+            for number, reply in zip(held, looks, strict=True):
+                replies[number] = by_look(steps[number], reply, HELD)
+            held = [number for number in held if replies[number] is HELD]
+        last = await send([steps[number] for number in held]) if held else ()
+        for number, reply in zip(held, last, strict=True):
+            replies[number] = KEPT if reply is HELD else reply
+            if reply is HELD:
+                kept.add(steps[number].key)
+        return replies
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim: new or known, it is one round trip."""

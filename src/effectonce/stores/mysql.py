@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
@@ -22,12 +23,12 @@ from urllib.parse import unquote, urlsplit
 from .._fork import tell_of_forks
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, State
-from ..errors import EffectOnceError, StoreUnavailable, UsageError
+from ..errors import EffectOnceError, StoreError, StoreUnavailable, UsageError
 from ._group import Group
 from ._mysql_lines import Address, Line, Lines, driver, open_loop_line, open_thread_line
 from ._mysql_sql import Language, Refusal, Server, Talk
 from ._mysql_steps import Stepper
-from ._steps import BUSY, DONE, KEPT, Add, Added, End, Step, SteppingStore
+from ._steps import BUSY, DONE, HELD, KEPT, Add, Added, End, Step, SteppingStore, unless_failed
 from ._turns import Turns
 from ._urls import shown
 from .base import Features, Store, StoreStats
@@ -49,6 +50,28 @@ class _Verbs(SteppingStore):
 
     features = Features()
     store: MySQLStore
+
+    async def send_once(self, steps: Sequence[Step]) -> Sequence[Any]:
+        """Have steps done. An exception is the reply to a step that failed by itself."""
+        raise NotImplementedError
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        raise NotImplementedError
+
+    async def send(self, steps: Sequence[Step]) -> list[Any]:
+        """Have steps done, and wait for those whose records somebody has, where nobody else has to wait."""
+        return unless_failed(await self._settled(steps))
+
+    async def send_each(self, steps: Sequence[Step]) -> list[Any]:
+        """The same, where an error is the reply to the step that it is about: a lease has to be known to be renewed."""
+        return unless_failed(await self._settled(steps), but=StoreError)
+
+    async def _settled(self, steps: Sequence[Step]) -> Sequence[Any]:
+        replies = await self.send_once(steps)
+        if HELD not in replies:
+            return replies
+        return await self.outlast(steps, replies, self.send_once, self.pause, self.store.stepper.kept)
 
     async def ask(self, begin: Begin[T]) -> T:
         """Have a talk with the server."""
@@ -185,14 +208,18 @@ class MySQLStore(_Verbs):
         user = None if parts.username is None else unquote(parts.username)
         return cls(database, user=user, password=unquote(parts.password or ""), **place, **chosen)
 
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
+    async def send_once(self, steps: Sequence[Step]) -> Sequence[Any]:
         """Have steps done, on the caller's own thread: alone if a line is free, else with others."""
         for lane in self._lanes:
             if not lane.is_busy():
                 with lane.group.lead:
                     reply = lane.at_once(steps[0]) if len(steps) == 1 else None
-                    return [reply] if reply is not None else _unless_failed(await lane.execute(steps))
-        return _unless_failed(min(self._lanes, key=_Lane.crowd).submit(steps))
+                    return [reply] if reply is not None else await lane.execute(steps)
+        return min(self._lanes, key=_Lane.crowd).submit(steps)
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass, on the caller's own thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 — there is no loop here to block
 
     async def ask(self, begin: Begin[T]) -> T:
         """Have a talk with the server, on the caller's own thread."""
@@ -323,8 +350,11 @@ class _OnLoop(_Verbs):
     def __init__(self, store: MySQLStore) -> None:
         self.store = store
 
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
-        return list(await self._held().turns.submit(steps))
+    async def send_once(self, steps: Sequence[Step]) -> Sequence[Any]:
+        return await self._held().turns.answers(steps)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def ask(self, begin: Begin[T]) -> T:
         return await self.store.carried(self._held().lines, begin)
@@ -370,14 +400,6 @@ class _Loop:
             yield
         finally:
             self.lines.hang_up()
-
-
-def _unless_failed(replies: list[Any]) -> list[Any]:
-    """The replies to one caller, or the error that is its own."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
 
 
 def _finished(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from ._postgres_sql import Answer, Lost, Refusal, Wires
 from ._postgres_steps import MICROS, add_encoded, end_encoded, id_of, record_of
 from ._postgres_table import LOCKED, Table
 from ._postgres_verbs import Verbs
-from ._steps import BUSY, DONE, KEPT, Add, Added, End, Found, Step, claiming, ending
+from ._steps import BUSY, DONE, HELD, KEPT, Add, Added, End, Found, Step, claiming, ending
 from ._turns import Turns
 from ._urls import shown
 from .base import Store
@@ -87,7 +88,7 @@ class PostgresStore(Verbs):
         self._on_loops = _OnLoops(
             self._table, self._ears, lambda: loops.LoopWires(dial_beside, prepare, timeout, LANES + 1)
         )
-        self._add, self._end = self._table.sql.one["add"], self._table.sql.one["end"]
+        self._add, self._end = self._table.quick.one["add"], self._table.quick.one["end"]
         tell_of_forks(self)
 
     @classmethod
@@ -122,6 +123,14 @@ class PostgresStore(Verbs):
         """Connections for threads."""
         return cast("Wires", self._wires)
 
+    async def send_once(self, steps: Sequence[Step]) -> Sequence[Any]:
+        """Have steps done in one round trip, on the caller's own thread."""
+        return await self.execute(steps)
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass, on the caller's own thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 — there is no loop here to block
+
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
         if not (claim.may_create and self._table.ready) or self._table.kept:
@@ -133,7 +142,7 @@ class PostgresStore(Verbs):
         except UnicodeError:
             answer = None
         if type(answer) is Refusal and answer.code == LOCKED:
-            self._table.kept.add(claim.key)
+            return await self.claim_held(claim, HELD)
         if type(answer) is list:
             row = answer[0]
             fence = row[2]
@@ -249,9 +258,13 @@ class _OnLoops(Verbs):
         """Connections for the running loop."""
         return self.here().wires
 
-    async def send(self, steps: Sequence[Step]) -> list[Any]:
+    async def send_once(self, steps: Sequence[Step]) -> Sequence[Any]:
         """Have steps done, together with those of everyone who waits on this loop."""
-        return await self.here().turns.submit(steps)
+        return await self.here().turns.answers(steps)
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass on the loop."""
+        await asyncio.sleep(seconds)
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
@@ -263,7 +276,7 @@ class _OnLoops(Verbs):
         if type(reply) is not Found:
             if reply is KEPT:
                 return BUSY
-            raise reply
+            return await self.claim_held(claim, reply)
         record, now = reply
         decision = decide_claim(record, claim, now, 0)
         return decision if decision.record is record else await self.go_on(claiming(claim), reply)

@@ -48,6 +48,14 @@ CREATE TABLE {table} (
 INSERT INTO {table} (`key`, whole_key, state, once, attempts, fence, lease_until, expires_at, owner, fingerprint)
 VALUES %s ON DUPLICATE KEY UPDATE `key` = {table}.`key`;
 
+-- Before a claim, on MariaDB: what somebody has locked is refused at once.
+-- name: at_once
+SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+
+-- The same, on MySQL, whose smallest time is a second.
+-- name: free
+SELECT 1 FROM {table} WHERE `key` IN (%s) FOR UPDATE NOWAIT;
+
 -- name: new
 (%s, %s, 1, %s, 1, LAST_INSERT_ID({clock}), fence / 1e6 + %s, lease_until + %s, %s, %s)
 

@@ -2,7 +2,8 @@
 --
 -- {table} is the table, {put} the function and {channel} the channel that belong to it. {asked} is what is asked for: one row of parameters, or
 -- many rows out of arrays, numbered in the column `place`. Its other columns stand in the line `-- asked:`. Every
--- parameter is written with its type.
+-- parameter is written with its type. {may_wait} is true, and in a claim outside of a user's transaction it also sees to
+-- it that the claim does not wait for somebody's.
 
 -- `id` is the beginning of the key's SHA-256: an index of keys themselves would be twice as large. Eight columns at
 -- most, since a ninth would cost each row eight bytes. What is NULL takes no room: a finished record has neither lease
@@ -55,7 +56,9 @@ SELECT date_part('epoch', clock_timestamp());
 -- to look, and it has to look again.
 -- name: add
 -- asked: id uuid, key text, print bytea, code integer, lease float8, keep float8, owner bytea
-SELECT place, state, CASE WHEN fence IS NULL THEN {put}(id, asked.key, print, code, lease, keep, owner) ELSE fence END,
+SELECT place, state,
+       CASE WHEN fence IS NOT NULL THEN fence
+            WHEN {may_wait} THEN {put}(id, asked.key, print, code, lease, keep, owner) END,
        lease_until, expires_at, fingerprint, content, date_part('epoch', clock_timestamp())
 FROM {asked} LEFT JOIN {table} USING (id);
 
@@ -90,7 +93,7 @@ WITH clock AS MATERIALIZED (
     INSERT INTO {table}
     SELECT micros + place, id, key, print, code, (micros + place) / 1000000::float8 + lease + keep,
            (micros + place) / 1000000::float8 + lease, owner
-    FROM found, clock WHERE fence IS NULL
+    FROM found, clock WHERE fence IS NULL AND {may_wait}
     ON CONFLICT DO NOTHING
     RETURNING fence
 )
@@ -138,7 +141,7 @@ SET fence = next_fence, fingerprint = next_print, expires_at = next_expiry, leas
     content = next_content, state = next_state | CASE asked.state & 7 WHEN 1 THEN record.state & 16 ELSE 0 END
 FROM {asked}
 WHERE record.id = asked.id AND record.fence = asked.fence AND record.state & -17 = asked.state
-  AND lease_until IS NOT DISTINCT FROM lease AND expires_at = expiry
+  AND lease_until IS NOT DISTINCT FROM lease AND expires_at = expiry AND {may_wait}
 RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
 -- name: read
