@@ -86,14 +86,14 @@ WHERE id = $1::uuid AND state & 7 = 1 AND fence = $3::bigint AND substr(content,
 -- name: add_many
 -- asked: id uuid, key text, print bytea, code integer, lease float8, keep float8, owner bytea
 WITH clock AS MATERIALIZED (
-    SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint AS micros
+    SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint AS micros WHERE {may_wait}
 ), found AS MATERIALIZED (
     SELECT asked.*, state, fence, lease_until, expires_at, fingerprint, content FROM {asked} LEFT JOIN {table} USING (id)
 ), added AS (
     INSERT INTO {table}
     SELECT micros + place, id, key, print, code, (micros + place) / 1000000::float8 + lease + keep,
            (micros + place) / 1000000::float8 + lease, owner
-    FROM found, clock WHERE fence IS NULL AND {may_wait}
+    FROM found, clock WHERE fence IS NULL
     ON CONFLICT DO NOTHING
     RETURNING fence
 )
