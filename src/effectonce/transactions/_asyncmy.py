@@ -30,3 +30,6 @@ class Asyncmy(Adapter):
         async with self._connection.cursor(self._plain) as cursor:
             await cursor.execute(text, args)
             return Result(plain(await cursor.fetchall()), max(cursor.rowcount, 0))
+
+    async def hang_up(self) -> None:
+        self._connection.close()

@@ -31,3 +31,6 @@ class Asyncpg(Adapter):
             return Result(rows, len(rows))
         counted = CHANGED.search(await self._connection.execute(sql, *values))
         return Result([], int(counted[0]) if counted else 0)
+
+    async def hang_up(self) -> None:
+        self._connection.terminate()

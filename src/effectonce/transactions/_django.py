@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from .base import Adapter, Dialect, Result, Style, Values, plain, translated
+from .base import GONE_OR_RAISED, Adapter, Dialect, Result, SavepointGone, Style, Values, plain, translated
 
 VENDORS: dict[str, Dialect] = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql"}
 
@@ -44,9 +44,25 @@ class Django(Adapter):
         self._blocks[name] = block
 
     async def release(self, name: str) -> None:
-        self._blocks.pop(name).__exit__(None, None, None)
+        with GONE_OR_RAISED:
+            self._block(name).__exit__(None, None, None)
 
     async def roll_back_to(self, name: str) -> None:
         # What Django looks at is that there is an error, not which.
         undone = UsageError("The handler failed.")
-        self._blocks.pop(name).__exit__(UsageError, undone, None)
+        with GONE_OR_RAISED:
+            self._block(name).__exit__(UsageError, undone, None)
+
+    def _block(self, name: str) -> Any:
+        """The block of a savepoint. It ends whatever becomes of it: Django tries to undo what it can't release."""
+        block = self._blocks.pop(name, None)
+        if block is None:
+            raise SavepointGone("its block has been left")
+        return block
+
+    async def let_go(self, name: str) -> None:
+        if name in self._blocks:
+            await self.roll_back_to(name)
+
+    async def hang_up(self) -> None:
+        self._connection.close()

@@ -1,8 +1,9 @@
 """The one flow, inside a user's transaction: nothing has to be renewed, and nothing counts before the user commits.
 
-A handler runs between a savepoint and its release. When it raises, all that it did is undone, the claim with what the
-policy says of the error is what remains, and the user decides whether to commit that. When the savepoint is gone, the
-transaction that the handler began in is gone too, and there is nothing to record.
+A handler runs after a savepoint, and its result is recorded before that is released. When it raises, or something
+interrupts it or the recording, all of that is undone, the claim with what the policy says of the error is what remains,
+and the user decides whether to commit that. When the savepoint is gone, the transaction that the handler began in is
+gone too, and there is nothing to record.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .._records import ATOMIC, Completion, Decision, Ending, Guarantee, Record, 
 from ..codec import Form
 from ..errors import InProgress, StoreError, UsageError
 from ..hooks import EventKind
+from ._interrupted import give_back, give_up, to_its_end, undo
 from ._stores import TransactionStore
 from .base import SavepointGone, answered_after
 
@@ -36,6 +38,8 @@ class AtomicAttempt(Attempt):
     lost: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     savepoint: str | None = None
     """Where its handler began."""
+    is_settled = False
+    """Whether its end is recorded, or what it did was undone, as far as that can be."""
 
     def end(self, outcome: Any) -> None:
         """Let those who wait for this attempt go on, and let go of the one around it."""
@@ -104,14 +108,17 @@ class AtomicFlow(Flow):
         kwargs: dict[str, Any],
     ) -> Outcome[Any]:
         """Run a handler for a call, or answer from what is remembered."""
-        opened = await self.open(colour, call)
-        if not isinstance(opened, Attempt):
-            return opened
+        opened: Attempt | Outcome[Any] | None = None
         try:
+            opened = await self.open(colour, call)
+            if not isinstance(opened, Attempt):
+                return opened
             value = await invoked(colour, opened, handler, args, kwargs)
+            return await self.finish(colour, call, opened, value)
         except BaseException as error:
+            if not isinstance(opened, AtomicAttempt) or opened.is_settled:
+                raise
             return await self.fail(colour, call, opened, error)
-        return await self.finish(colour, call, opened, value)
 
     async def open(
         self,
@@ -135,6 +142,9 @@ class AtomicFlow(Flow):
                 decision = await store.open(call.claim, name)
             except StoreError as error:
                 return self.store_error(call, error)
+            except BaseException as error:
+                await to_its_end(colour.awaits, give_back(store, [call.claim], [name], error))
+                raise
             doubted = decision.record if decision.verdict is Verdict.IN_DOUBT else None
             if doubted is not None and call.policy.prober and not probed:
                 probed = True  # and asked again in any case: others may have settled it meanwhile
@@ -168,14 +178,17 @@ class AtomicFlow(Flow):
         self, colour: Colour, call: Call, attempt: Attempt, value: Any, trouble: BaseException | None = None
     ) -> Outcome[Any]:
         """Record a result in the transaction, then give it."""
-        attempt.ending = True
-        completion = marked(call, answers.completion_of(call, attempt, value))
+        atomic = cast("AtomicAttempt", attempt)
+        atomic.ending = True
         store = cast("TransactionStore", colour.store)
         try:
-            ending = await store.close_with(completion, cast("AtomicAttempt", attempt).savepoint)
+            completion = marked(call, answers.completion_of(call, attempt, value))
+            ending = await store.close_with(completion, atomic.savepoint)
+            atomic.is_settled = True
         except SavepointGone as gone:
+            atomic.is_settled = True
             raise ended_meanwhile(call.key) from gone
-        except Exception as error:  # what a session flushed only now, or a transaction that had failed before
+        except BaseException as error:  # what interrupts it, what a session flushed only now, what had failed before
             return await self.fail(colour, call, attempt, error)
         if ending is Ending.FENCED:
             raise ended_meanwhile(call.key)
@@ -201,25 +214,30 @@ class AtomicFlow(Flow):
 
     async def fail(self, colour: Colour, call: Call, attempt: Attempt, error: BaseException) -> Outcome[Any]:
         """Undo what the handler did and record what its error means. Whatever goes wrong here, the error is told."""
+        cast("AtomicAttempt", attempt).is_settled = True
+        outcome = await to_its_end(colour.awaits, self._failed(colour, call, attempt, error))
+        if isinstance(error, Exception):
+            return outcome
+        raise error
+
+    async def _failed(
+        self, colour: Colour, call: Call, attempt: Attempt, error: BaseException
+    ) -> Outcome[Any]:
         name = cast("AtomicAttempt", attempt).savepoint
         adapter = cast("TransactionStore", colour.store).adapter
         try:
             if name is not None:
-                await adapter.roll_back_to(name)
+                await undo(adapter, name)
             # Cancelled and interrupted ones too: nothing of what they did is left, and the user may commit that.
             ending = marked(call, answers.failure_of(call, attempt, error))
             outcome = self.unfinished(attempt, ending, await colour.store.complete(ending), error)
             answered_after(error)
-            if isinstance(error, Exception):
-                return outcome
-        except Exception as second:
-            error.add_note(
-                f"effectonce could not record this: {second!r}. The transaction has to be rolled back."
-            )
-            if isinstance(error, Exception):
-                return answers.failed(attempt, "failed", error)
-            self.events.note("abandoned", self.monotonic())
-        raise error
+        except BaseException as second:
+            await give_up(adapter, error, second)
+            if not isinstance(error, Exception):
+                self.events.note("abandoned", self.monotonic())
+            return answers.failed(attempt, "failed", error)
+        return outcome
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
         """The outcome of a claim that was neither granted nor done before. Nobody waits for it in a transaction."""

@@ -80,11 +80,11 @@ class InPostgres(TransactionStore):
         return await self.claim(claim)
 
     async def close_with(self, completion: Completion, name: str | None) -> Ending:
-        """Forget the mark and end the claim, likewise."""
+        """End the claim and forget the mark, likewise."""
         if name is None or not self.adapter.pipelines:
             return await super().close_with(completion, name)
         with GONE_OR_RAISED:
-            _, ended = await self._together((f"RELEASE SAVEPOINT {name}", None), ("settle", completion))
+            ended, _ = await self._together(("settle", completion), (f"RELEASE SAVEPOINT {name}", None))
         return Ending.DONE if ended.changed else await self.complete(completion)
 
     async def _together(self, *calls: tuple[str, Claim | Completion | None]) -> list[Result]:

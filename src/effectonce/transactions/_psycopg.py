@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, AsyncRawCursor, Connection, Pipeline, RawCu
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from ._psycopg_talk import Spoken, may_talk, talk
+from ._psycopg_talk import Spoken, in_one_piece, may_talk, talk
 from .base import GONE_OR_RAISED, Adapter, Dialect, Result, Statement, Values, plain
 
 IDLE = TransactionStatus.IDLE
@@ -53,6 +53,9 @@ class _Psycopg(Adapter):
         (result,) = await self.execute_all(((sql, values),))
         return result
 
+    async def hang_up(self) -> None:
+        self._connection.pgconn.finish()
+
     def _is_piped(self, statements: Sequence[Statement]) -> bool:
         """Several go as a pipeline; in one of the user's own, even one has its answer only at the end of a pipeline."""
         return self.pipelines and (len(statements) > 1 or self._connection.pgconn.pipeline_status != 0)
@@ -71,7 +74,7 @@ class Psycopg(_Psycopg):
         self.pipelines = PIPELINES
 
     async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
-        with self._connection.lock:
+        with self._connection.lock, in_one_piece(self._connection):
             return cast("list[Result]", self._connection.wait(talk(self._connection, calls)))
 
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
@@ -98,7 +101,8 @@ class AsyncPsycopg(_Psycopg):
 
     async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
         async with self._connection.lock:
-            return cast("list[Result]", await self._connection.wait(talk(self._connection, calls)))
+            with in_one_piece(self._connection):
+                return cast("list[Result]", await self._connection.wait(talk(self._connection, calls)))
 
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
         async with self._connection.pipeline() if self._is_piped(statements) else nullcontext():

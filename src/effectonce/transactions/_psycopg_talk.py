@@ -76,6 +76,23 @@ def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Any, Any, list[R
     return [_result(connection, answer) for answer in answers]
 
 
+class in_one_piece:  # noqa: N801 - a word of a with statement, and contextlib's take longer than the statement
+    """Closes a connection that was interrupted in a way which psycopg does not know, as by a signal that raises: it is
+    left in the middle of a pipeline, where nobody could tell which answer is whose.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        pg = self._connection.pgconn
+        if error is not None and pg.status == pq.ConnStatus.OK and pg.pipeline_status != OFF:
+            pg.finish()
+
+
 def _note(prepares: dict[int, tuple[bytes, bytes]], answers: list[Any], prepared: Names) -> None:
     """Take out the answers that only say that something was prepared, and note that it was."""
     for place, named in reversed(prepares.items()):

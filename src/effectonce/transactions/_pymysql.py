@@ -32,3 +32,6 @@ class PyMySQL(Adapter):
         with self._connection.cursor(self._plain) as cursor:
             cursor.execute(text, args)
             return Result(plain(cursor.fetchall()), max(cursor.rowcount, 0))
+
+    async def hang_up(self) -> None:
+        self._connection._force_close()  # saying goodbye may fail, or wait

@@ -72,12 +72,23 @@ class _SQLAlchemy(Adapter):
     @contextmanager
     def _living(self, name: str) -> Iterator[Any]:
         """A nested transaction to be released. If its flush fails, it is still there to be rolled back."""
-        nested = self._nested[name]
-        if not nested.is_active:
+        nested = self._nested.get(name)
+        if nested is None or not nested.is_active:
             raise SavepointGone("the transaction around it was ended")
         with GONE_OR_RAISED:
             yield nested
         del self._nested[name]
+
+    def _left(self, name: str) -> Any:
+        """A nested transaction to be rolled back."""
+        nested = self._nested.pop(name, None)
+        if nested is None:
+            raise SavepointGone("it has been released")
+        return nested
+
+    async def let_go(self, name: str) -> None:
+        if name in self._nested:
+            await self.roll_back_to(name)
 
     @staticmethod
     def _result(done: Any) -> Result:
@@ -111,7 +122,11 @@ class SQLAlchemy(_SQLAlchemy):
 
     async def roll_back_to(self, name: str) -> None:
         with GONE_OR_RAISED:
-            self._nested.pop(name).rollback()
+            self._left(name).rollback()
+
+    async def hang_up(self) -> None:
+        connection = self._owner.connection() if self._is_session else self._owner
+        connection.invalidate()
 
 
 class AsyncSQLAlchemy(_SQLAlchemy):
@@ -143,4 +158,8 @@ class AsyncSQLAlchemy(_SQLAlchemy):
 
     async def roll_back_to(self, name: str) -> None:
         with GONE_OR_RAISED:
-            await self._nested.pop(name).rollback()
+            await self._left(name).rollback()
+
+    async def hang_up(self) -> None:
+        connection = await self._owner.connection() if self._is_session else self._owner
+        await connection.invalidate()

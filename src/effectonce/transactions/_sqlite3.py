@@ -39,3 +39,6 @@ class SQLite3(Adapter):
         cursor.execute(text, args or ())
         rows = cursor.fetchall()
         return Result(rows, max(cursor.rowcount, 0))
+
+    async def hang_up(self) -> None:
+        self._connection.close()

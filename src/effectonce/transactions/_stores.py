@@ -99,10 +99,11 @@ class TransactionStore(SteppingStore):
         return decision
 
     async def close_with(self, completion: Completion, name: str | None) -> Ending:
-        """Forget the mark, then end the claim."""
-        if name is not None:
+        """End the claim, then forget the mark: until it is gone, effect and result can be undone together."""
+        ending = await self.complete(completion)
+        if name is not None and ending is not Ending.FENCED:
             await self.adapter.release(name)
-        return await self.complete(completion)
+        return ending
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim."""

@@ -97,6 +97,14 @@ class Adapter(ABC):
         with GONE_OR_RAISED:
             await self.execute(f"RELEASE SAVEPOINT {name}")
 
+    async def let_go(self, name: str) -> None:
+        """Forget a mark that may have been made or not, with what came after it. Where only the engine knows of it, it
+        does no harm."""
+
+    async def hang_up(self) -> None:
+        """See to it that nothing of the transaction can be committed: close the connection, where that can be done."""
+        await self.execute("ROLLBACK")
+
     async def move_on(self, name: str, to: str) -> None:
         """Forget a mark and make the next, in one round trip where the driver can. Raises what ``release`` does."""
         await self.release(name)
@@ -147,7 +155,8 @@ LOCK_TIMED_OUT: Final = {"55P03", 1205, 3572}
 RETRYABLE: Final = {"40001", "40P01", "55P03", 1205, 1213, 3572, SQLITE_BUSY}
 """The transaction did nothing wrong: all of it may be run again."""
 NO_SUCH_TABLE: Final = {"42P01", "42883", 1146}
-NO_SUCH_SAVEPOINT: Final = {"3B001", 1305}
+NO_SUCH_SAVEPOINT: Final = {"3B001", "25P01", 1305}
+"""Nor is there one where there is no transaction."""
 _MYSQL_DRIVERS: Final = {"pymysql", "asyncmy", "MySQLdb", "mysql"}
 _LOST_NUMBERS: Final = {0, 2003, 2006, 2013, 2055}
 _LOSING_DRIVERS: Final = {"psycopg", "psycopg2", "asyncpg", *_MYSQL_DRIVERS}
