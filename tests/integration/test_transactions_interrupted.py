@@ -104,15 +104,6 @@ class World:
         else:
             on.process(messages[0], desk.handler(), **options)
 
-    async def again(self, id: str) -> None:
-        desk = self.kind(self.place)
-        await desk.open()
-        try:
-            await desk.process(self.receiver, id)
-            await desk.commit()
-        finally:
-            await desk.close()
-
 
 @pytest.fixture(params=list(DRIVERS))
 def world(
@@ -141,8 +132,6 @@ def story(world: World, size: int, **options: Any) -> None:
                 for id in ids:
                     told = (world.place.count(id), world.state(id))
                     assert told in ((1, State.COMPLETED), (0, State.ABSENT), (0, None)), id
-                await world.again(ids[-1])
-                assert (world.place.count(ids[-1]), world.state(ids[-1])) == (1, State.COMPLETED)
                 if not interruption.has_come:
                     assert [world.place.count(id) for id in ids] == [1] * size
                     break

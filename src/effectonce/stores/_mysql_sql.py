@@ -131,17 +131,21 @@ class Language:
 
     def __init__(self, table: str) -> None:
         self.table = table
-        named = {name: _bare(text) for name, text in statements("mysql.sql").items()}
-        named["schema"] = _bare(statements("mysql.sql")["schema"], between="\n")
-        record, clock = named["record"], named["clock"]
-        parts = {
-            "{record}": record % clock, "{record_added}": record % "LAST_INSERT_ID()", "{clock}": clock,
-            "{table}": f"`{table}`", "{name}": table,
+        self.sql = _named(table, f"`{table}`")
+
+    def in_session_of_others(self, database: str) -> dict[str, str]:
+        """The statements for a connection that is somebody else's: whose current database may be another one, and
+        whose LAST_INSERT_ID() is not ours to set.
+        """
+        named = _named(self.table, "`" + database.replace("`", "``") + f"`.`{self.table}`")
+        clock = named["clock"]
+        spoken = {
+            f"LAST_INSERT_ID({clock})": clock, "LAST_INSERT_ID()": clock,
+            "DATABASE()": f"CONVERT({binary(database.encode())} USING utf8mb4)",
         }  # fmt: skip
-        for part, text in parts.items():
+        for part, text in spoken.items():
             named = {name: body.replace(part, text) for name, body in named.items()}
-        named["add_one"] = f"{named['at_once']} {named['add'] % named['new']} {named['returning']}"
-        self.sql = named
+        return named
 
     # The server and the table
 
@@ -254,6 +258,21 @@ class Language:
         if refusal.code in MISMATCHES:
             return StoreMismatch(f"{what} {MISMATCHES[refusal.code]}")
         return StoreUnavailable(f"{what} {ADVICE.get(refusal.code, 'Try again.')}")
+
+
+def _named(name: str, table: str) -> dict[str, str]:
+    """All statements about one table, by name."""
+    named = {each: _bare(text) for each, text in statements("mysql.sql").items()}
+    named["schema"] = _bare(statements("mysql.sql")["schema"], between="\n")
+    record, clock = named["record"], named["clock"]
+    parts = {
+        "{record}": record % clock, "{record_added}": record % "LAST_INSERT_ID()", "{clock}": clock,
+        "{table}": table, "{name}": name,
+    }  # fmt: skip
+    for part, text in parts.items():
+        named = {each: body.replace(part, text) for each, body in named.items()}
+    named["add_one"] = f"{named['at_once']} {named['add'] % named['new']} {named['returning']}"
+    return named
 
 
 def _bare(text: str, between: str = " ") -> str:

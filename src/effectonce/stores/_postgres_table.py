@@ -45,6 +45,8 @@ class Table:
         self.sql = Statements(name)
         self.quick = Statements(name, patient=False)
         self.ready = False
+        self.home: str | None = None
+        """The schema that it is in, as SQL has it, once that is known."""
         self.kept = Kept()
         self._create, self._lasting = create, lasting
         self._hand = random.getrandbits(31)  # a process of few claims must not always purge the same pages
@@ -57,7 +59,8 @@ class Table:
             if isinstance(answer, Refusal):
                 raise self.translated(answer)
             if answer:
-                self._check(*answer[0])
+                *found, self.home = answer[0]
+                self._check(*found)
                 self.ready = True
                 return made
             if made or not (self._create if create is None else create):

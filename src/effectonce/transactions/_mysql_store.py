@@ -9,7 +9,8 @@ in open transactions wait for one another; those that must not wait look at what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from .._protocol import decide_claim
 from .._records import Claim, Decision
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from ..stores.mysql import MySQLStore
 
 
+SAFE_UPDATES: Final = 1175
+"""The server refuses an UPDATE that names its keys by a join, and has done nothing."""
+
+
 class InMySQL(TransactionStore):
-    """Over a connection to the database that the table is in."""
+    """Over a connection to the server that the table is on, whatever its current database is."""
 
     def __init__(self, adapter: Adapter, store: MySQLStore) -> None:
         super().__init__(adapter)
-        self._sql = store.language.sql
+        self._sql = _spoken(store.language, store.address.database)
         if not store._is_ready:
             self.own, self.look = store, (self._sql["whose"], ())
 
@@ -125,7 +130,12 @@ class InMySQL(TransactionStore):
             if self.adapter.is_mariadb
             else f"SELECT {' UNION ALL SELECT '.join(rows)}"
         )
-        return (await self.ask(self._sql["end_many"] % asked)).changed == len(ends)
+        try:
+            return (await self.ask(self._sql["end_many"] % asked)).changed == len(ends)
+        except Exception as error:
+            if code_of(error) != SAFE_UPDATES:  # of this session's user, who wants a key named in every UPDATE
+                raise
+            return False
 
     async def _look(self, keys: Sequence[str], condition: str = "") -> dict[str, Found]:
         places = ",".join(written._place(key) for key in keys)
@@ -152,10 +162,15 @@ class InMySQL(TransactionStore):
         return {record.key: Found(record, now / 1e6) for now, record in read}
 
 
+@lru_cache(maxsize=64)
+def _spoken(language: words.Language, database: str) -> dict[str, str]:
+    return language.in_session_of_others(database)
+
+
 def _added_or_found(claim: Claim, found: Found) -> Added | Found:
-    """A record is new if it is this claim's own, and as old as the statement that would have added it."""
+    """A record is new if it is this claim's own, and nothing has become of it: an owner is good for one claim."""
     record = found.record
-    if record is not None and record.owner == claim.owner and record.fence == round(found.now * 1e6):
+    if record is not None and record.owner == claim.owner and record.attempts == 1 and record.result is None:
         return Added(record.fence, found.now)
     return found
 

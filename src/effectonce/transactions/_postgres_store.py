@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, State
 from ..errors import StoreUnavailable
-from ..stores._postgres_sql import Statement
+from ..stores._postgres_sql import Statement, Statements
 from ..stores._postgres_steps import (
     AGAIN,
     LOOK,
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
 MOST_LOOKS: Final = 100
-LOOK_FOR: Final = "SELECT 1 WHERE to_regclass($1::text) IS NOT NULL"
+LOOK_FOR: Final = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass($1::text)"
 
 _EXPECT_KNOWN: WeakSet[Any] = WeakSet()
 """Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
+
+_HOMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""The schema that a user's connection has seen a store's table in, when the store itself had not looked yet."""
 
 
 class InPostgres(TransactionStore):
@@ -41,9 +45,21 @@ class InPostgres(TransactionStore):
 
     def __init__(self, adapter: Adapter, store: PostgresStore) -> None:
         super().__init__(adapter)
-        self._store, self._sql = store, store._table.sql
+        self._store, self._table = store, store._table
+        self._sql = self._at_home()
         if not store._table.ready:
             self.own, self.look = store, (LOOK_FOR, (store._table.name,))
+
+    def _at_home(self) -> Statements:
+        """The statements with the table's schema in them: the user's search_path may lead to another such table."""
+        table = self._table
+        home = table.home or _HOMES.get(self._store)
+        return table.sql if home is None or "." in table.name else _statements(f"{home}.{table.name}")
+
+    def seen(self, rows: Sequence[Values]) -> None:
+        if rows and not self._table.ready:
+            ((_HOMES[self._store],),) = rows
+        self._sql = self._at_home()
 
     async def now(self) -> float:
         """The server's clock."""
@@ -139,9 +155,14 @@ class InPostgres(TransactionStore):
                 raise
             await adapter.roll_back_to(name)
             return BUSY
-        await adapter.execute(limit, (before,))
+        await adapter.execute(limit, (_text(before),))
         await adapter.release(name)
         return decision
+
+
+@lru_cache(maxsize=64)
+def _statements(table: str) -> Statements:
+    return Statements(table)
 
 
 def _sendable(values: Values) -> list[Any]:
@@ -149,6 +170,11 @@ def _sendable(values: Values) -> list[Any]:
     first, *rest = values
     ids = [str(UUID(bytes=each)) for each in first] if isinstance(first, tuple) else str(UUID(bytes=first))
     return [ids, *(_plain(each) for each in rest)]
+
+
+def _text(value: Any) -> Any:
+    """What a session without an encoding has given as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _plain(value: Any) -> Any:

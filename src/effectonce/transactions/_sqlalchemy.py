@@ -38,6 +38,8 @@ class _SQLAlchemy(Adapter):
     _is_sure = False
 
     def __init__(self, owner: Any) -> None:
+        if hasattr(owner, "registry"):  # a scoped session stands for another one in every task
+            owner = owner()
         self._is_session = not hasattr(owner, "exec_driver_sql")
         self._bind = owner.get_bind() if self._is_session else getattr(owner, "sync_connection", owner)
         if self._bind is None:

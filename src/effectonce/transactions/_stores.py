@@ -33,7 +33,9 @@ _SEEN: WeakSet[Store] = WeakSet()
 
 
 class Explained:
-    """What a driver raises means what it says, and goes through as it is; a missing table is explained."""
+    """What a driver raises means what it says, and goes through as it is; what is about the table or a key is
+    explained.
+    """
 
     def __enter__(self) -> None:
         pass
@@ -43,6 +45,11 @@ class Explained:
             raise StoreMismatch(
                 f"This connection sees no table of effectonce's: {error}. Run `effectonce migrate URL` for the "
                 "database that the connection is to; inside your transaction nothing is created."
+            ) from error
+        if isinstance(error, UnicodeEncodeError):
+            raise UsageError(
+                f"This connection's client_encoding has no {error.object[error.start : error.end]!r}, which is in a "
+                "key. Nothing was claimed. Connect with client_encoding=UTF8, as drivers do by default."
             ) from error
 
 
@@ -67,7 +74,8 @@ class TransactionStore(SteppingStore):
         """
         if self.look is None or self.own in _SEEN:
             return
-        if not (await self.adapter.execute(*self.look)).rows:
+        rows = (await self.adapter.execute(*self.look)).rows
+        if not rows:
             try:
                 await self._have_it_made()
             except StoreError as error:
@@ -76,6 +84,10 @@ class TransactionStore(SteppingStore):
                     "`effectonce migrate URL` makes it beforehand."
                 ) from error
         _SEEN.add(self.own)
+        self.seen(rows)
+
+    def seen(self, rows: Sequence[Values]) -> None:
+        """What ``look`` has found; nothing, if the table had to be made."""
 
     async def _have_it_made(self) -> None:
         if not self.adapter.awaits:
@@ -101,7 +113,7 @@ class TransactionStore(SteppingStore):
     async def close_with(self, completion: Completion, name: str | None) -> Ending:
         """End the claim, then forget the mark: until it is gone, effect and result can be undone together."""
         ending = await self.complete(completion)
-        if name is not None and ending is not Ending.FENCED:
+        if name is not None:
             await self.adapter.release(name)
         return ending
 
