@@ -54,10 +54,12 @@ class Interruption:
         return interrupted
 
 
-KINDS = {
-    "blocking": [(Interrupt, "before"), (Interrupt, "after"), (TimeLimit, "before"), (TimeLimit, "after")],
-    "awaiting": [(asyncio.CancelledError, "before"), (asyncio.CancelledError, "after"), (asyncio.CancelledError, "during")],
-}  # fmt: skip
+CANCELLED = asyncio.CancelledError
+KINDS: dict[bool, list[tuple[type[BaseException], str]]] = {
+    False: [(Interrupt, "before"), (Interrupt, "after"), (TimeLimit, "before"), (TimeLimit, "after")],
+    True: [(CANCELLED, "before"), (CANCELLED, "after"), (CANCELLED, "during")],
+}
+"""By whether a driver is awaited."""
 
 
 class World:
@@ -69,7 +71,7 @@ class World:
 
     @property
     def interruptions(self) -> list[tuple[type[BaseException], str]]:
-        return KINDS["awaiting" if self.kind.awaits else "blocking"]
+        return KINDS[self.kind.awaits]
 
     def state(self, id: str) -> State | None:
         record = self.receiver.get(self.receiver.key_of(Message(id=id)))
@@ -106,9 +108,7 @@ class World:
 
 
 @pytest.fixture(params=list(DRIVERS))
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     dialect, kind = DRIVERS[request.param]
     if dialect == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('atomic') / 'app.db'}"

@@ -17,7 +17,7 @@ from uuid import UUID
 import psycopg
 import pymysql
 import pytest
-from tests.integration.transaction_drivers import Beside, Place
+from tests.integration.transaction_drivers import DRIVERS, Beside, Place, finished
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
@@ -1137,3 +1137,156 @@ def test_codes_of_errors(scene: Scene, postgres: HasURL) -> None:
     assert code_of(caught.value) == {"sqlite": 1, "postgresql": "42P01", "mysql": 1146}[scene.place.dialect]
     assert code_of(ValueError(1213)) is None
     assert not is_retryable(ValueError("no"))
+
+
+# Whose table, and whose session
+
+
+def test_the_search_path_of_a_connection_leads_to_no_other_table(postgres_scene: Scene) -> None:
+    """The record is where the receiver has its own, also when the connection would see another receiver's first."""
+    scene, name = postgres_scene, f"records_{postgres_scene.place.name}"
+    scene.place.ask("CREATE SCHEMA elsewhere")
+    try:
+        with Receiver(f"{scene.place.store_url}&schema=elsewhere") as other:
+            other.get("nothing")
+        scene.receiver.get("nothing")
+        with closing(scene.connect(options="-c search_path=elsewhere,public")) as connection:
+            scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+            connection.commit()
+        assert scene.receiver.process(Message(id="a"), lambda _: "again").replayed
+        assert scene.place.ask(f"SELECT count(*) FROM elsewhere.{name}") == [(0,)]
+    finally:
+        scene.place.ask("DROP SCHEMA elsewhere CASCADE")
+
+
+def test_a_table_that_was_seen_once_is_the_one(postgres_scene: Scene) -> None:
+    """A receiver that is only used in transactions keeps to the table that the first of them saw."""
+    scene = postgres_scene
+    scene.place.ask("CREATE SCHEMA elsewhere")
+    try:
+        with Receiver(f"{scene.place.store_url}&schema=elsewhere") as other:
+            other.get("nothing")
+        with closing(scene.connect()) as connection:
+            statuses = []
+            for path in ("public", "elsewhere"):
+                connection.execute(f"SET search_path = {path}, public")
+                on = scene.receiver.on(connection)
+                statuses.append(on.process(Message(id="a"), scene.handler(connection)).status)
+                connection.commit()
+        assert statuses == ["executed", "replayed"]
+    finally:
+        scene.place.ask("DROP SCHEMA elsewhere CASCADE")
+
+
+def test_the_current_database_of_a_connection_is_not_asked(mariadb_scene: Scene) -> None:
+    """The record is in the database of the receiver's URL."""
+    scene, other = mariadb_scene, f"other_{mariadb_scene.place.name}"
+    home = scene.place.mysql()["database"]
+    scene.place.ask(f"CREATE DATABASE {other}")
+    try:
+        with Receiver(scene.place.store_url.replace(f"/{home}?", f"/{other}?")) as elsewhere:
+            elsewhere.get("nothing")
+        with closing(scene.connect()) as connection:
+            connection.select_db(other)
+            scene.receiver.on(connection).process(Message(id="a"), lambda _: "first")
+            connection.commit()
+        assert scene.receiver.process(Message(id="a"), lambda _: "second").value == "first"
+    finally:
+        scene.place.ask(f"DROP DATABASE {other}")
+
+
+def test_last_insert_id_is_the_users(mariadb_scene: Scene) -> None:
+    """What a handler refers to as the row that was added last is that row, also after a replay and in a batch."""
+    scene, table = mariadb_scene, f"orders_{mariadb_scene.place.name}"
+    scene.place.ask(f"CREATE TABLE {table} (id BIGINT AUTO_INCREMENT PRIMARY KEY)")
+    try:
+        with closing(scene.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"INSERT INTO {table} VALUES (NULL)")
+            added = cursor.lastrowid
+
+            def last(*_: Any) -> Any:
+                cursor.execute("SELECT LAST_INSERT_ID()")
+                return cursor.fetchone()[0]
+
+            on = scene.receiver.on(connection)
+            assert on.process(Message(id="a"), last).value == added
+            assert on.process(Message(id="a"), last).replayed
+            outcomes = on.process_batch([Message(id="b"), Message(id="c")], last)
+            assert [outcome.value for outcome in outcomes] == [added, added]
+            assert last() == added
+            connection.rollback()
+    finally:
+        scene.place.ask(f"DROP TABLE {table}")
+
+
+def test_a_session_with_safe_updates_records_one_by_one(mariadb_scene: Scene) -> None:
+    """A session that refuses an UPDATE without a key in it is no reason to refuse a batch."""
+    scene = mariadb_scene
+    with closing(scene.connect(init_command="SET sql_safe_updates = 1")) as connection:
+        messages = [Message(id=name) for name in "abc"]
+        outcomes = scene.receiver.on(connection).process_batch(messages, scene.handler(connection))
+        connection.commit()
+    assert [outcome.status for outcome in outcomes] == ["executed"] * 3
+    assert scene.receiver.process(Message(id="b"), lambda _: "again").replayed
+
+
+def test_a_session_without_an_encoding(postgres_scene: Scene) -> None:
+    """What it gives as bytes is told back to it as it was."""
+    scene = postgres_scene
+    with closing(scene.connect(client_encoding="SQL_ASCII")) as connection:
+        outcome = scene.receiver.on(connection).process(
+            Message(id="a"), lambda _: "done", policy=Policy(busy="reject")
+        )
+        connection.commit()
+    assert (outcome.value, scene.receiver.process(Message(id="a"), lambda _: "again").value) == (
+        "done",
+        "done",
+    )
+
+
+def test_a_key_that_a_connection_can_not_express(postgres_scene: Scene) -> None:
+    """The error says which letter, and what to do; nothing was claimed, and the transaction goes on."""
+    scene = postgres_scene
+    with closing(scene.connect(client_encoding="LATIN1")) as connection:
+        for _ in range(2):  # before its transaction has begun, and after
+            with pytest.raises(UsageError, match="client_encoding has no '漢'"):
+                scene.receiver.on(connection).process(Message(id="漢"), lambda _: "never")
+            scene.effect(connection, "a")
+        connection.commit()
+    assert scene.place.count("a") == 2
+
+
+@pytest.mark.parametrize("word", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("driver", list(DRIVERS))
+def test_a_statement_that_ends_the_transaction_is_found_out(
+    request: pytest.FixtureRequest, tmp_path: Path, driver: str, word: str
+) -> None:
+    """Whatever the driver knows of it: a handler has executed COMMIT or ROLLBACK, and gets no result for that."""
+    dialect, kind = DRIVERS[driver]
+    place = place_of(request, dialect, tmp_path)
+    place.prepare()
+
+    async def story() -> None:
+        desk = kind(place)
+        await desk.open()
+
+        async def end(_: Message) -> None:
+            await desk.effect("a")
+            await desk.execute(word)
+
+        try:
+            with (
+                Receiver(place.store_url) as receiver,
+                pytest.raises(UsageError, match="was ended meanwhile"),
+            ):
+                on = receiver.on(desk.connection)
+                if desk.awaits:
+                    await on.aprocess(Message(id="a"), end)
+                else:
+                    on.process(Message(id="a"), lambda message: finished(end(message)))
+        finally:
+            with suppress(Exception):  # many a driver does not understand either
+                await desk.close()
+
+    asyncio.run(story())
+    place.remove()

@@ -16,7 +16,7 @@ from ..errors import StoreError
 from ._flow import AtomicFlow, ended_meanwhile, invoked, marked, store_of
 from ._interrupted import give_back, give_up, to_its_end, undo
 from ._stores import GRANTED, TransactionStore
-from .base import Adapter, SavepointGone, answered_after
+from .base import Adapter, SavepointGone, answered_after, code_of
 
 
 async def run_batch(
@@ -150,7 +150,8 @@ class _Piece:
             await undo(self._adapter, self._mark)
         except Exception as second:
             self._is_over = True
-            await give_up(self._adapter, error, second)
+            # After an error of the engine a savepoint is gone with its transaction; else it may have been released.
+            await give_up(self._adapter, error, second, is_batch=code_of(error) is None)
             raise error from None
         self._note(error)
         answered_after(error)
@@ -164,7 +165,7 @@ class _Piece:
         self._mark = self._since = None
 
     async def _stop(self, error: BaseException) -> None:
-        """Undo what is not complete, record what is, and give the other claims back: the user may commit all the same."""
+        """Undo what is not complete, record what is, and give other claims back: the user may commit all the same."""
         try:
             if self._mark is not None:
                 await undo(self._adapter, self._mark)
@@ -185,9 +186,6 @@ class _Piece:
         while True:
             endings = [ending for _, ending, _, _ in self.ended.values()]
             answered = await self.colour.store.complete_many(endings)
-            if Ending.FENCED in answered:
-                self._is_over = True
-                raise ended_meanwhile(endings[answered.index(Ending.FENCED)].key)
             try:
                 if self._mark is not None:
                     await self._adapter.release(self._mark)
@@ -195,15 +193,17 @@ class _Piece:
             except SavepointGone as gone:
                 self._is_over = True
                 raise ended_meanwhile(endings[-1].key) from gone
-            except Exception as error:
+            except Exception as flushed:
                 if self._since is None:
                     raise
-                await self._undone(error)
+                await self._undone(flushed)
         self._is_over = True
         for (index, (attempt, ending, value, error)), answer in zip(
             self.ended.items(), answered, strict=True
         ):
             call = self.slots[index][0]
+            if answer is Ending.FENCED:
+                raise ended_meanwhile(call.key)
             if error is None:
                 self.outcomes[index] = self.flow.recorded(call, attempt, ending, value)
             else:

@@ -1,4 +1,4 @@
-"""What is left of a call in a transaction that was interrupted: nothing, or all of it; never an effect without its record.
+"""What is left of a call in a transaction that was interrupted: nothing, or all of it; no effect without its record.
 
 Ctrl-C, a time limit and a cancelled task come at any moment, also between two statements and in the middle of one. What
 the handler did is undone to its savepoint then, with what was recorded of it, and the key is given back. Where nobody
@@ -67,13 +67,17 @@ async def give_back(
             record = await store.get(claim.key)
             if record is not None and (record.state, record.owner) == (State.PENDING, claim.owner):
                 await store.complete(
-                    Completion(claim.key, claim.owner, record.fence, State.ABSENT, None, claim.keep, began=False)
+                    Completion(
+                        claim.key, claim.owner, record.fence, State.ABSENT, None, claim.keep, began=False
+                    )
                 )
     except BaseException as second:
         await give_up(store.adapter, error, second)
 
 
-async def give_up(adapter: Adapter, error: BaseException, second: BaseException, is_batch: bool = False) -> None:
+async def give_up(
+    adapter: Adapter, error: BaseException, second: BaseException, is_batch: bool = False
+) -> None:
     """What was done can't be undone, or not be recorded. See to it that it is not committed, and say so.
 
     An engine that answers with an error has no effect left of one call: PostgreSQL lets nothing be committed after any

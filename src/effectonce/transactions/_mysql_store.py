@@ -133,7 +133,9 @@ class InMySQL(TransactionStore):
         try:
             return (await self.ask(self._sql["end_many"] % asked)).changed == len(ends)
         except Exception as error:
-            if code_of(error) != SAFE_UPDATES:  # of this session's user, who wants a key named in every UPDATE
+            if (
+                code_of(error) != SAFE_UPDATES
+            ):  # of this session's user, who wants a key named in every UPDATE
                 raise
             return False
 

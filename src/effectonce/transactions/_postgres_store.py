@@ -58,7 +58,7 @@ class InPostgres(TransactionStore):
 
     def seen(self, rows: Sequence[Values]) -> None:
         if rows and not self._table.ready:
-            ((_HOMES[self._store],),) = rows
+            _HOMES[self._store] = _text(rows[0][0])
         self._sql = self._at_home()
 
     async def now(self) -> float:

@@ -97,9 +97,10 @@ class Adapter(ABC):
         with GONE_OR_RAISED:
             await self.execute(f"RELEASE SAVEPOINT {name}")
 
-    async def let_go(self, name: str) -> None:
-        """Forget a mark that may have been made or not, with what came after it. Where only the engine knows of it, it
-        does no harm."""
+    async def let_go(self, name: str) -> None:  # noqa: B027 - most have nothing to do
+        """Forget a mark that may have been made or not, with what came after it. One that only the engine knows of
+        does no harm.
+        """
 
     async def hang_up(self) -> None:
         """See to it that nothing of the transaction can be committed: close the connection, where that can be done."""
