@@ -9,6 +9,7 @@ in open transactions wait for one another; those that must not wait look at what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,10 +79,15 @@ class InMySQL(TransactionStore):
             return await SteppingStore.claim_many(self, claims)
         ((before,),) = (await self.ask("SELECT @@SESSION.innodb_lock_wait_timeout")).rows
         await self.ask("SET SESSION innodb_lock_wait_timeout = 1")
+        restore = f"SET SESSION innodb_lock_wait_timeout = {int(before)}"
         try:
-            return await SteppingStore.claim_many(self, claims)
-        finally:
-            await self.ask(f"SET SESSION innodb_lock_wait_timeout = {int(before)}")
+            decisions = await SteppingStore.claim_many(self, claims)
+        except BaseException:
+            with suppress(Exception):  # what is told is why there is no answer
+                await self.ask(restore)
+            raise
+        await self.ask(restore)
+        return decisions
 
     # Steps
 

@@ -69,10 +69,10 @@ def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Any, Any, list[R
         if not more:
             raise errors.OperationalError(f"the connection was lost: {pg.get_error_message()}")
         answers += more
-    pg.exit_pipeline_mode()
     del answers[-1]
     if prepares and prepared is not None:
         _note(prepares, answers, prepared)
+    pg.exit_pipeline_mode()  # last: who is interrupted before does not know what is prepared
     return [_result(connection, answer) for answer in answers]
 
 

@@ -41,4 +41,7 @@ class SQLite3(Adapter):
         return Result(rows, max(cursor.rowcount, 0))
 
     async def hang_up(self) -> None:
-        self._connection.close()
+        try:
+            self._connection.rollback()  # one that is closed keeps its locks while somebody has a cursor of it
+        finally:
+            self._connection.close()
