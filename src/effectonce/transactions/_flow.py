@@ -188,7 +188,7 @@ class AtomicFlow(Flow):
         except SavepointGone as gone:
             atomic.is_settled = True
             raise ended_meanwhile(call.key) from gone
-        except BaseException as error:  # an interruption, what a session flushed only now, what had failed before
+        except BaseException as error:  # an interruption, or what a session flushed only now
             return await self.fail(colour, call, attempt, error)
         if ending is Ending.FENCED:
             raise ended_meanwhile(call.key)
