@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -196,11 +197,14 @@ def _slice_of(case: Case, one: _Running, effort: Effort) -> int:
 
 
 def _repeat(case: Case, effort: Effort, running: list[_Running], repetition: int) -> None:
-    """One repetition: the rows in turns, slice by slice; who begins moves on with each repetition."""
-    first = repetition % len(running) if running else 0
-    turns = running[first:] + running[:first]
+    """One repetition: the rows in turns, slice by slice, in another order each time.
+
+    Who comes after whom is not the same to everybody: where the system puts a process depends on who ran before.
+    """
+    turns, chance = list(running), random.Random(repetition)
     sums: dict[str, list[float]] = {one.row.label: [] for one in turns}
     for _ in range(max(1, int(case.slices * effort.slices_share))):
+        chance.shuffle(turns)
         for one in turns:
             if one.result.error or one.worker is None:
                 continue
