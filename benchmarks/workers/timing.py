@@ -31,7 +31,7 @@ class Stream:
             (fill or run)(chunk)
         if not self._is_dup:
             self._known = []
-        # Else the collection before each slice would go through all these keys, and leave nothing else in the caches.
+        # Else the collection before each slice would go through all these keys, where a small store has few.
         gc.freeze()
 
     def slice(self, operations: int) -> Figure:
