@@ -199,7 +199,7 @@ def _slice_of(case: Case, one: _Running, effort: Effort) -> int:
 def _repeat(case: Case, effort: Effort, running: list[_Running], repetition: int) -> None:
     """One repetition: the rows in turns, slice by slice, in another order each time.
 
-    Who comes after whom is not the same to everybody: where the system puts a process depends on who ran before.
+    Who comes after whom may not be the same to everybody: where the system puts a process may depend on who ran before.
     """
     turns, chance = list(running), random.Random(repetition)
     sums: dict[str, list[float]] = {one.row.label: [] for one in turns}
