@@ -75,11 +75,7 @@ class Asyncio:
 
     async def apart(self, work: Coroutine[Any, Any, T]) -> T:
         """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
-        task = asyncio.ensure_future(work)
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        return task.result()
+        return await apart(work)
 
     async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]:
         """Run jobs side by side, at most ``limit`` at a time, also to a cancelled caller's end; results in order."""
@@ -88,6 +84,15 @@ class Asyncio:
         if side.error is not None:
             raise side.error
         return side.results, interrupted
+
+
+async def apart(work: Coroutine[Any, Any, T]) -> T:
+    """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+    return task.result()
 
 
 def _refuse_trio() -> None:

@@ -75,8 +75,8 @@ def _make_named_tuple(cls: Any, fields: Fields) -> Any:
     return tuple.__new__(cls, [known[name] for name in cls._fields])
 
 
-def _refuse_attributes(value: Any) -> Fields:
-    if getattr(value, "__dict__", None) or in_slots(value):
+def _refuse_attributes(value: Any, *, but_slots: bool = False) -> Fields:
+    if getattr(value, "__dict__", None) or (not but_slots and in_slots(value)):
         raise Unencodable("", type(value), "it carries attributes of its own. Use a dataclass")
     return {}
 
@@ -206,12 +206,6 @@ def _make_struct(cls: Any, fields: Fields) -> Any:
     return value
 
 
-def _refuse_more(value: Any) -> Fields:
-    if getattr(value, "__dict__", None):
-        raise Unencodable("", type(value), "it carries attributes of its own. Use a dataclass")
-    return {}
-
-
 # -- Enums -----------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +237,7 @@ STRUCT = Kind(
     fits=partial(derives, "msgspec", "Struct"),
     take=lambda value: {name: getattr(value, name) for name in value.__struct_fields__},
     make=_make_struct,
-    more=_refuse_more,
+    more=partial(_refuse_attributes, but_slots=True),  # which are its fields
 )
 
 

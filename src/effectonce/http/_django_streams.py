@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
+from .._asyncio import apart
 from ..errors import MissingExtra
 from ._boundary import Exchange
 
@@ -24,11 +23,7 @@ def to_its_end(function: Callable[..., Any], *args: Any) -> Any:
     """
 
     async def shielded() -> Any:
-        task = asyncio.ensure_future(function(*args))
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        return task.result()
+        return await apart(function(*args))
 
     return async_to_sync(shielded)()
 
