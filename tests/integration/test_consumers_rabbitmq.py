@@ -303,9 +303,11 @@ def test_a_lost_acknowledgement_is_absorbed(name: str, queue: Queue) -> None:
             return told.count("replayed") + told.count("completed") >= 3 and queue.size() == 0
 
         consume(name, queue, receiver, handler, is_over, url=proxy.url)
+        assert "replayed" in told
+        # Both may have come again, and the consumer was told to stop after the first: the broker has the other one.
+        rest = amqp.Consumer(pika.URLParameters(queue.url), queue.name, receiver=receiver)
+        wait_until(lambda: rest.run_once(handler) == 0 and queue.size() == 0, seconds=20)
     assert sorted(ran) == ["o-1", "o-2"]
-    assert "replayed" in told
-    assert queue.size() == 0
 
 
 def test_a_robust_connection_does_not_go_on_consuming_for_a_channel_that_was_given_up(queue: Queue) -> None:
