@@ -20,8 +20,8 @@ SETTINGS: dict[str, dict[str, object]] = {
     # Neither a log nor a snapshot: what is measured is the way to the server, not its disk.
     "valkey": {"appendonly": "no"},
     "redis": {"appendonly": "no"},
-    # No checkpoint in the middle of a case, nor the whole pages that are logged after one.
-    "postgres": {"max_wal_size": "16GB", "checkpoint_timeout": "1h"},
+    # No checkpoint in the middle of a case, nor whole pages logged after one; and memory for millions of keys.
+    "postgres": {"max_wal_size": "16GB", "checkpoint_timeout": "1h", "shared_buffers": "2GB"},
 }
 
 

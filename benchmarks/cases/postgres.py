@@ -8,6 +8,7 @@ from functools import partial
 from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, ours
 
 SELECT = Row("raw, SELECT alone", "raw", "select", note="answers, but could not claim")
+ROTATING = Row("effectonce process, rotate=6h", "effectonce", "rotating", note="a ring of three slots")
 EXACTLY_ONCE = Row("exactly-once", "exactly_once")
 IDEMKIT = Row("idemkit", "idemkit")
 IDEMKIT_SYNC = Row("idemkit sync", "idemkit")
@@ -23,14 +24,14 @@ CASES = (
         name="postgres-new",
         title="PostgreSQL, 1 caller, new",
         op="new",
-        rows=(RAW, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, *ours(floor=0.9), ROTATING, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
         budget_seconds=0.3,
     ),
     _case(
         name="postgres-dup",
         title="PostgreSQL, 1 caller, dup",
         op="dup",
-        rows=(RAW, SELECT, *ours(floor=0.9), EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, SELECT, *ours(floor=0.9), ROTATING, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
         prefill=500,
         budget_seconds=0.2,
     ),
@@ -63,7 +64,7 @@ CASES = (
         name="postgres-batch",
         title="PostgreSQL, batch of 100, new (for information)",
         op="batch",
-        rows=(RAW, *batches()),
+        rows=(RAW, *batches(), replace(ROTATING, label="effectonce, rotate=6h")),
         step=100,
         budget_seconds=0.2,
     ),
@@ -74,6 +75,7 @@ CASES = (
         rows=(
             RAW,
             *ours(limit=300.0),
+            ROTATING,
             *(replace(row, operations=5_000) for row in (EXACTLY_ONCE, IDEMKIT_ASYNCIO)),
             replace(DBOS, operations=1_000, note="few keys, because it is slow"),
         ),
@@ -87,7 +89,7 @@ CASES = (
         name="postgres-wal-new",
         title="PostgreSQL, bytes of log per new key",
         op="new",
-        rows=(RAW, *ours(limit=650.0), EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, *ours(limit=650.0), ROTATING, EXACTLY_ONCE, IDEMKIT_ASYNCIO, DBOS),
         gauge="postgres-wal",
         operations=1_000,
         slices=1,

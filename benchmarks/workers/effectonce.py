@@ -108,8 +108,12 @@ def open_forms(setup: Setup) -> Forms:
 
 
 def _url(setup: Setup) -> str:
-    if setup.gauge and setup.store == "postgres":
-        return f"{setup.url}?durability=server"  # where no time is taken, commits don't wait for the disk
+    if setup.store == "postgres":
+        options = (
+            ["durability=server"] if setup.gauge else []
+        )  # where no time is taken, nothing waits for the disk
+        options += ["rotate=6h"] if setup.variant == "rotating" else []
+        return "?".join([setup.url, "&".join(options)]).rstrip("?")
     return setup.url or ("memory://" if setup.store == "memory" else f"sqlite:///{setup.file()}")
 
 

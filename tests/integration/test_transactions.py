@@ -56,25 +56,32 @@ class World:
 def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made: dict[str, Place] = {}
 
-    def place(dialect: str) -> Place:
-        if dialect not in made:
+    def place(dialect: str, options: str = "") -> Place:
+        name = dialect + options
+        if name not in made:
             if dialect == "sqlite":
                 url = f"sqlite:///{tmp_path_factory.mktemp('atomic') / 'app.db'}"
             else:
                 url = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb").url
-            made[dialect] = Place(dialect, url)
-            made[dialect].prepare()
-        return made[dialect]
+            made[name] = Place(dialect, url, options=options)
+            made[name].prepare()
+        return made[name]
 
     yield place
     for each in made.values():
         each.remove()
 
 
-@pytest.fixture(params=list(DRIVERS))
-def world(request: pytest.FixtureRequest, places: Callable[[str], Place]) -> Iterator[World]:
-    dialect, kind = DRIVERS[request.param]
-    world = World(places(dialect), kind)
+ROTATING = " on a store that rotates"
+
+
+@pytest.fixture(
+    params=[*DRIVERS, *(driver + ROTATING for driver in ("psycopg", "asyncpg", "django-psycopg"))]
+)
+def world(request: pytest.FixtureRequest, places: Callable[..., Place]) -> Iterator[World]:
+    driver: str = request.param
+    dialect, kind = DRIVERS[driver.removesuffix(ROTATING)]
+    world = World(places(dialect, "&rotate=1h" if driver.endswith(ROTATING) else ""), kind)
     yield world
     world.receiver.close()
 

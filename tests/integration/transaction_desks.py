@@ -20,15 +20,17 @@ T = TypeVar("T")
 class Place:
     """A database with a table of records and a table of effects of a test's own."""
 
-    def __init__(self, dialect: str, url: str, name: str = "") -> None:
-        self.dialect, self.url = dialect, url
+    def __init__(self, dialect: str, url: str, name: str = "", options: str = "") -> None:
+        self.dialect, self.url, self.options = dialect, url, options
         self.name = name or uuid4().hex[:12]
         self.effects = f"effects_{self.name}"
 
     @property
     def store_url(self) -> str:
         """Where the receiver has its records."""
-        return self.url if self.dialect == "sqlite" else f"{self.url}?table=records_{self.name}"
+        if self.dialect == "sqlite":
+            return self.url
+        return f"{self.url}?table=records_{self.name}{self.options}"
 
     @property
     def path(self) -> str:
@@ -82,10 +84,11 @@ class Place:
         if self.dialect == "sqlite":
             return
         records = f"records_{self.name}"
-        for table in (self.effects, records, f"{records}_sessions", f"{records}_requests"):
+        kinds = ("", "_sessions", "_requests", "_ring", "_sweep")
+        for table in (self.effects, *(f"{records}{kind}" for kind in kinds)):
             self.ask(f"DROP TABLE IF EXISTS {table}")
         if self.dialect == "postgresql":
-            self.ask(f"DROP FUNCTION IF EXISTS {records}_put")
+            self.ask(f"DROP FUNCTION IF EXISTS {records}_put", f"DROP FUNCTION IF EXISTS {records}_turn")
 
     def waiters(self) -> int:
         """How many sessions wait for a lock; SQLite does not tell."""

@@ -174,19 +174,38 @@ class Call(NamedTuple):
     values: Values = ()
 
 
+# What a table that rotates adds to them: postgres_rotating.sql says why.
+
+_CURRENT: Final = """(
+    SELECT slot FROM {ring} WHERE current_setting('transaction_isolation') LIKE 'read %'
+    UNION ALL
+    SELECT slot FROM (
+        SELECT slot FROM {ring} WHERE current_setting('transaction_isolation') NOT LIKE 'read %' FOR SHARE
+    ) AS held
+)"""
+_UNEXPIRED: Final = """(
+    record.expires_at > date_part('epoch', clock_timestamp()) OR record.state & 7 = 4 OR record.state & 15 = 9
+)"""
+
+
 class Statements:
     """The statements of one table: those for a step come for one record and for many.
 
     Those of a user's transaction are patient: its own settings say how long it waits, and must stay as they are.
     """
 
-    def __init__(self, table: str, *, patient: bool = True) -> None:
+    def __init__(self, table: str, *, patient: bool = True, rotating: bool = False) -> None:
         self.channel = table.split('"')[-2]  # two schemas may share it: who is told in vain looks in vain
+        stem = table[:-1]
         own = {
-            "{table}": table, "{put}": f'{table[:-1]}_put"', "{channel}": self.channel,
+            "{follow}": ", slot = {current}" if rotating else "",
+            "{and_unexpired}": " AND {unexpired}" if rotating else "",
+            "{current}": _CURRENT, "{unexpired}": _UNEXPIRED, "{hurries}": "false" if patient else "true",
+            "{table}": table, "{put}": f'{stem}_put"', "{channel}": self.channel,
             "{may_wait}": "true" if patient else IMPATIENT,
+            "{slot}": f"{stem}_", "{ring}": f'{stem}_ring"', "{sweep}": f'{stem}_sweep"', "{turn}": f'{stem}_turn"',
         }  # fmt: skip
-        named = statements("postgres.sql")
+        named = statements("postgres.sql") | (statements("postgres_rotating.sql") if rotating else {})
         for place, name in own.items():
             named = {statement: text.replace(place, name) for statement, text in named.items()}
         self.schema = named.pop("schema").rstrip(";").split(";\n\n")

@@ -164,6 +164,19 @@ def added_or_found(key: str, row: Row) -> Any:
     return AGAIN if fence is None else make(Added, (fence, fence / MICROS))
 
 
+def latest(rows: Sequence[Row]) -> Row:
+    """The row that counts, of those that a key has.
+
+    There is more than one only in a table that rotates, after the server's clock was set back: then what had expired,
+    and was claimed anew since, is there once more.
+    """
+    return max(rows, key=_fence)
+
+
+def _fence(row: Row) -> int:
+    return cast("int", row[2])
+
+
 def _each(values: Callable[..., tuple[Any, ...]]) -> Callable[[Iterable[Any]], Sequence[tuple[Any, ...]]]:
     """Columns of the values that each step has by what it is about."""
     return lambda steps: list(zip(*starmap(values, steps), strict=True))
@@ -227,6 +240,8 @@ class Group(NamedTuple):
         if len(rows) < len(places):
             for place in places:
                 replies[place] = kind.without_row
+        elif len(rows) > len(places):
+            rows = sorted(rows, key=_fence)
         reply_to = kind.reply
         for row in rows:
             number = row[0] - 1

@@ -13,6 +13,8 @@ from ._steps import Kept
 from ._urls import shown
 
 SCHEMA: Final = 1
+ROTATING_SCHEMA: Final = 2
+"""Another number, so that an effectonce that knows of no rotation leaves the table alone."""
 ENCODINGS: Final = ("UTF8", "SQL_ASCII")
 """Of databases that keep every character of a key."""
 ROWS_IN_A_PAGE: Final = 32
@@ -20,6 +22,8 @@ ROWS_IN_A_PAGE: Final = 32
 
 ALREADY_THERE: Final = {"42P07", "42710", "23505"}
 """Somebody else made the table at the same moment."""
+MOST_TRIES: Final = 8
+"""Or something that is left of another one is in the way."""
 TRY_AGAIN: Final = {"40001", "40P01"}
 """Serialization failure and deadlock: the statement did nothing and may be sent again."""
 LOCKED: Final = "55P03"
@@ -40,10 +44,13 @@ ADVICE: Final = {
 class Table:
     """What both colours share: the table's name and statements, whether it is ready, and where the hand is."""
 
+    rotates = False
+    try_again = TRY_AGAIN
+
     def __init__(self, url: str, name: str, seconds: float, create: bool, lasting: bool) -> None:
         self.shown, self.name, self.seconds = shown(url), name, seconds
-        self.sql = Statements(name)
-        self.quick = Statements(name, patient=False)
+        self.sql = Statements(name, rotating=self.rotates)
+        self.quick = Statements(name, patient=False, rotating=self.rotates)
         self.ready = False
         self.home: str | None = None
         """The schema that it is in, as SQL has it, once that is known."""
@@ -53,7 +60,7 @@ class Table:
 
     async def make_ready(self, wires: Wires, *, create: bool | None = None) -> bool:
         """Make sure that the table is there and ours; whether it had to be made."""
-        made = False
+        made, tries = False, iter(range(MOST_TRIES))
         while True:
             (answer,) = await wires.run([Call(self.sql.one["whose"], (self.name,))])
             if isinstance(answer, Refusal):
@@ -75,25 +82,39 @@ class Table:
             answers = await wires.run([Call(Statement("", text)) for text in texts], together=True)
             refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
             made = refusal is None
-            if refusal is not None and refusal.code not in ALREADY_THERE:
+            if refusal is not None and (refusal.code not in ALREADY_THERE or next(tries, None) is None):
                 raise StoreMismatch(
                     f"There is no table {self.name} in {self.shown}, and it could not be created: {refusal}. Have a "
                     "role that may do so run `effectonce migrate URL`, or the statements that `effectonce migrate "
                     "--print URL` prints."
                 )
 
-    def _check(self, comment: str | None, encoding: str, commits: str, syncs: str) -> None:
-        ours = re.match(r"effectonce schema (\d+)\b", comment or "")
+    def check_kind(self, comment: str | None) -> None:
+        """Raise if a table with this comment is not one that this store understands."""
+        ours = re.match(r"effectonce schema (\d+)(, rotating)?\b", comment or "")
         if ours is None:
             raise StoreMismatch(
                 f"The table {self.name} in {self.shown} belongs to another program. Nothing was changed. Choose "
                 "another name with ?table=."
             )
-        if int(ours[1]) > SCHEMA:
+        if int(ours[1]) > (ROTATING_SCHEMA if ours[2] else SCHEMA):
             raise StoreMismatch(
                 f"The table {self.name} has schema {ours[1]}, this effectonce knows {SCHEMA}. Nothing was changed. Use "
                 "the effectonce that made it, or newer."
             )
+        if self.rotates and not ours[2]:
+            raise StoreMismatch(
+                f"The table {self.name} in {self.shown} was made without rotate=. Nothing was changed. Leave rotate= "
+                "out, or choose another name with ?table= once what this one remembers is not needed any more."
+            )
+        if ours[2] and not self.rotates:
+            raise StoreMismatch(
+                f"The table {self.name} in {self.shown} was made to rotate. Nothing was changed. Say how often, as in "
+                "rotate=6h, or choose another name with ?table=."
+            )
+
+    def _check(self, comment: str | None, encoding: str, commits: str, syncs: str) -> None:
+        self.check_kind(comment)
         if encoding not in ENCODINGS:
             raise StoreMismatch(
                 f"The database's encoding is {encoding}, which can't hold every key. Use one with encoding UTF8."
@@ -130,6 +151,18 @@ class Table:
         return StoreUnavailable(f"{what} Try again.")
 
     # The hand
+
+    def chore(self, rows: int) -> Call | None:
+        """What is done beside traffic, after so many rows' worth of it."""
+        return self.pass_over(rows)
+
+    def chores(self, rows: int) -> list[Call]:
+        """What is done for somebody who asks for a purge. The last says what was forgotten."""
+        return [self.pass_over(rows)]
+
+    def can_wait(self, call: Call, refusal: Refusal) -> bool:
+        """Whether a chore that was refused is as well done another time, and nobody has to hear of it."""
+        return False
 
     def pass_over(self, rows: int) -> Call:
         """A purge of the pages before the hand."""

@@ -14,7 +14,7 @@ from .._records import Claim, Decision, Record, State
 from ..errors import StoreError, StoreUnavailable
 from ._postgres_sql import Answer, Call, Lost, Refusal, Row, Wires
 from ._postgres_steps import AGAIN, CLAIMS, LOOK, Group, grouped, id_of, record_of
-from ._postgres_table import ITS_OWN, LOCKED, TRY_AGAIN, Table
+from ._postgres_table import ITS_OWN, LOCKED, Table
 from ._steps import (
     HELD,
     KEPT,
@@ -166,7 +166,7 @@ class Verbs(SteppingStore):
         self, refusal: Refusal, group: Group, steps: Sequence[Step], replies: list[Any], waited: set[int]
     ) -> None:
         """A statement failed, for all of its rows. One that has waited for a lock may do so once more."""
-        if refusal.code in TRY_AGAIN:
+        if refusal.code in self._table.try_again:
             return
         for place in group.all_places:
             if refusal.code == LOCKED and type(steps[place]) in CLAIMS:
@@ -197,8 +197,24 @@ class Verbs(SteppingStore):
 
     async def purge(self, limit: int = 256) -> int:
         """Let the hand pass over some pages and forget at most ``limit`` expired records there."""
-        call = self._table.pass_over(max(limit, 0))
-        ((row,),) = self._rows(await self.run([call]))
+        gone = 0
+        for call in self._table.chores(max(limit, 0)):
+            (answer,) = await self.run([call])
+            gone += self._done(call, answer)
+        return gone
+
+    async def tend(self, rows: int) -> None:
+        """What is to be done beside traffic."""
+        call = self._table.chore(rows)
+        if call is not None:
+            (answer,) = await self.run([call])
+            self._done(call, answer)
+
+    def _done(self, call: Call, answer: Answer) -> int:
+        """How much a chore has forgotten."""
+        if isinstance(answer, Refusal) and self._table.can_wait(call, answer):
+            return 0
+        ((row,),) = self._rows([answer])
         return self._table.passed(call, row)
 
     async def scan(self, state: State | None = None, after: str = "", limit: int = 256) -> list[Record]:

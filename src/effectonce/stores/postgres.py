@@ -22,13 +22,16 @@ from math import inf
 from typing import Any, cast
 from urllib.parse import unquote_plus
 
+from .._durations import Duration
+from .._durations import seconds as seconds_of
 from .._fork import tell_of_forks
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, make
 from ..errors import EffectOnceError, MissingExtra, StoreUnavailable, UsageError
 from ._loops import PerLoop
+from ._postgres_rotation import RotatingTable
 from ._postgres_sql import Answer, Lost, Refusal, Wires
-from ._postgres_steps import MICROS, add_encoded, end_encoded, id_of, record_of
+from ._postgres_steps import MICROS, add_encoded, end_encoded, id_of, latest, record_of
 from ._postgres_table import LOCKED, Table
 from ._postgres_verbs import Verbs
 from ._steps import BUSY, DONE, HELD, KEPT, Add, Added, End, Found, Step, claiming, ending
@@ -51,6 +54,8 @@ class PostgresStore(Verbs):
     prepare     whether statements are prepared: not behind a pooler that lends connections for a transaction
     durability  "full": a server that may forget commits when it crashes is refused; "server": it is taken as it is
     driver      what speaks for callers on an event loop: "psycopg" or "asyncpg"
+    rotate      for very many keys: how often the table turns to its next slot, to forget by emptying slots instead of
+                deleting rows; half of what is usually kept is a good choice. To be said from the table's first day on
 
     What breaks its promises: failing over to a standby that did not get every commit; a server that does not write its
     log with every commit, with durability="server"; setting the server's clock back by more than a record's retention.
@@ -68,6 +73,7 @@ class PostgresStore(Verbs):
         prepare: bool = True,
         durability: str = "full",
         driver: str = "psycopg",
+        rotate: Duration | None = None,
     ) -> None:
         for option, name in (("table", table), ("schema", schema)):
             if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,57}", name):
@@ -79,7 +85,10 @@ class PostgresStore(Verbs):
         if driver not in ("psycopg", "asyncpg"):
             raise UsageError(f'driver={driver!r} must be "psycopg" or "asyncpg".')
         name = f'"{table}"' if schema is None else f'"{schema}"."{table}"'
-        super().__init__(Table(url, name, timeout, create, durability == "full"))
+        place = (url, name, timeout, create, durability == "full")
+        super().__init__(
+            Table(*place) if rotate is None else RotatingTable(*place, period=seconds_of(rotate, "rotate"))
+        )
         threads, loops = _module("threads"), _module("loops" if driver == "psycopg" else "asyncpg")
         dial = threads.dialler(url, timeout, prepare)
         self._wires = threads.ThreadWires(dial, prepare, timeout, pool)
@@ -100,14 +109,15 @@ class PostgresStore(Verbs):
         yes_or_no = {"yes": True, "no": False}.__getitem__
         known: dict[str, Callable[[str], Any]] = {
             "table": str, "schema": str, "pool": int, "timeout": float, "create": yes_or_no, "prepare": yes_or_no,
-            "durability": str,
+            "durability": str, "rotate": str,
         }  # fmt: skip
         try:
             chosen = {name: known[name](value) for name, value in options.items() if name in known}
         except (KeyError, ValueError):
             raise UsageError(
                 f"{shown(url)!r} has an option that makes no sense. Known are table=NAME, schema=NAME, pool=NUMBER, "
-                "timeout=SECONDS, create=yes|no, prepare=yes|no, durability=full|server, and whatever libpq knows."
+                "timeout=SECONDS, create=yes|no, prepare=yes|no, durability=full|server, rotate=DURATION, and whatever "
+                "libpq knows."
             ) from None
         plain, _, query = url.partition("?")
         pairs = [pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in known]
@@ -144,7 +154,7 @@ class PostgresStore(Verbs):
         if type(answer) is Refusal and answer.code == LOCKED:
             return await self.claim_held(claim, HELD)
         if type(answer) is list:
-            row = answer[0]
+            row = answer[0] if len(answer) == 1 else latest(answer)
             fence = row[2]
             if row[1] is not None:
                 record = record_of(claim.key, row)
@@ -188,7 +198,9 @@ class PostgresStore(Verbs):
 
     def purge_aside(self, rows: int) -> bool:
         """Let the hand pass some rows on a connection that nobody needs just now."""
-        call = self._table.pass_over(rows)
+        call = self._table.chore(rows)
+        if call is None:
+            return True
 
         def then(answers: Sequence[Answer]) -> None:
             if not isinstance(answers[0], Refusal):
@@ -324,7 +336,7 @@ class _OnLoops(Verbs):
     async def _purge_quietly(self, here: _Loop, rows: int) -> None:
         try:
             with suppress(EffectOnceError):  # nobody asked for it
-                await self.purge(rows)
+                await self.tend(rows)
         finally:
             here.purge = None
 

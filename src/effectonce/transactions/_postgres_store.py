@@ -19,6 +19,7 @@ from ..stores._postgres_steps import (
     added_or_found,
     encoded,
     grouped,
+    latest,
     values_of,
 )  # fmt: skip
 from ..stores._steps import BUSY, Found, Read, Step, SteppingStore
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
 MOST_LOOKS: Final = 100
-LOOK_FOR: Final = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass($1::text)"
+LOOK_FOR: Final = """
+SELECT relnamespace::regnamespace::text, obj_description(oid, 'pg_class')
+FROM pg_class WHERE oid = to_regclass($1::text)
+"""
 
 _EXPECT_KNOWN: WeakSet[Any] = WeakSet()
 """Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
@@ -54,11 +58,15 @@ class InPostgres(TransactionStore):
         """The statements with the table's schema in them: the user's search_path may lead to another such table."""
         table = self._table
         home = table.home or _HOMES.get(self._store)
-        return table.sql if home is None or "." in table.name else _statements(f"{home}.{table.name}")
+        if home is None or "." in table.name:
+            return table.sql
+        return _statements(f"{home}.{table.name}", table.rotates)
 
     def seen(self, rows: Sequence[Values]) -> None:
         if rows and not self._table.ready:
-            _HOMES[self._store] = _text(rows[0][0])
+            home, comment = map(_text, rows[0])
+            self._table.check_kind(comment)
+            _HOMES[self._store] = home
         self._sql = self._at_home()
 
     async def now(self) -> float:
@@ -82,7 +90,7 @@ class InPostgres(TransactionStore):
         _EXPECT_KNOWN.add(self._store)
         with self.errors:
             _, found = await self._together((f"RELEASE SAVEPOINT {name}", None), ("add", claim))
-        decision = await self._decided(claim, added_or_found(claim.key, found.rows[0]))
+        decision = await self._decided(claim, added_or_found(claim.key, latest(found.rows)))
         if decision.verdict in GRANTED:
             await self.adapter.savepoint(name)
         return decision
@@ -161,8 +169,8 @@ class InPostgres(TransactionStore):
 
 
 @lru_cache(maxsize=64)
-def _statements(table: str) -> Statements:
-    return Statements(table)
+def _statements(table: str, rotating: bool) -> Statements:
+    return Statements(table, rotating=rotating)
 
 
 def _sendable(values: Values) -> list[Any]:

@@ -83,8 +83,8 @@ class TransactionStore(SteppingStore):
                     f"This connection sees no table of effectonce's, and the receiver could not make it: {error} "
                     "`effectonce migrate URL` makes it beforehand."
                 ) from error
-        _SEEN.add(self.own)
         self.seen(rows)
+        _SEEN.add(self.own)
 
     def seen(self, rows: Sequence[Values]) -> None:
         """What ``look`` has found; nothing, if the table had to be made."""

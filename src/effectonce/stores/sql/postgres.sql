@@ -3,7 +3,7 @@
 -- {table} is the table, {put} the function and {channel} the channel that belong to it. {asked} is what is asked for: one row of parameters, or
 -- many rows out of arrays, numbered in the column `place`. Its other columns stand in the line `-- asked:`. Every
 -- parameter is written with its type. {may_wait} is true, and in a claim outside of a user's transaction it also sees to
--- it that the claim does not wait for somebody's.
+-- it that the claim does not wait for somebody's. {follow} and {and_unexpired} are for stores that rotate, and empty in others.
 
 -- `id` is the beginning of the key's SHA-256: an index of keys themselves would be twice as large. Eight columns at
 -- most, since a ninth would cost each row eight bytes. What is NULL takes no room: a finished record has neither lease
@@ -107,9 +107,9 @@ SELECT fence - micros, NULL, fence, NULL, NULL, NULL, NULL, NULL FROM added, clo
 -- asked: id uuid, owner bytea, fence bigint, state integer, result bytea, keep float8
 UPDATE {table} AS record
 SET state = (record.state & -8) | asked.state, content = result, lease_until = NULL,
-    expires_at = date_part('epoch', clock_timestamp()) + keep
+    expires_at = date_part('epoch', clock_timestamp()) + keep{follow}
 FROM {asked}
-WHERE record.id = asked.id AND record.state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
+WHERE record.id = asked.id{and_unexpired} AND record.state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
   AND (asked.state IN (2, 3) OR octet_length(content) <= 16)
 RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
@@ -117,18 +117,18 @@ RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', re
 -- asked: id uuid, owner bytea, fence bigint, lease float8, keep float8
 UPDATE {table} AS record
 SET lease_until = date_part('epoch', clock_timestamp()) + lease,
-    expires_at = date_part('epoch', clock_timestamp()) + lease + keep
+    expires_at = date_part('epoch', clock_timestamp()) + lease + keep{follow}
 FROM {asked}
-WHERE record.id = asked.id AND state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
+WHERE record.id = asked.id{and_unexpired} AND state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
 RETURNING place;
 
 -- name: save
 -- asked: id uuid, owner bytea, fence bigint, lease float8, keep float8, journal bytea
 UPDATE {table} AS record
 SET lease_until = date_part('epoch', clock_timestamp()) + lease,
-    expires_at = date_part('epoch', clock_timestamp()) + lease + keep, content = owner || journal
+    expires_at = date_part('epoch', clock_timestamp()) + lease + keep, content = owner || journal{follow}
 FROM {asked}
-WHERE record.id = asked.id AND state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
+WHERE record.id = asked.id{and_unexpired} AND state & 7 = 1 AND record.fence = asked.fence AND substr(content, 1, 16) = owner
   AND octet_length(content) < 16 + octet_length(journal)
 RETURNING place;
 
@@ -138,9 +138,9 @@ RETURNING place;
 -- asked: id uuid, fence bigint, state integer, lease float8, expiry float8, next_fence bigint, next_print bytea, next_state integer, next_expiry float8, next_lease float8, next_content bytea
 UPDATE {table} AS record
 SET fence = next_fence, fingerprint = next_print, expires_at = next_expiry, lease_until = next_lease,
-    content = next_content, state = next_state | CASE asked.state & 7 WHEN 1 THEN record.state & 16 ELSE 0 END
+    content = next_content, state = next_state | CASE asked.state & 7 WHEN 1 THEN record.state & 16 ELSE 0 END{follow}
 FROM {asked}
-WHERE record.id = asked.id AND record.fence = asked.fence AND record.state & -17 = asked.state
+WHERE record.id = asked.id{and_unexpired} AND record.fence = asked.fence AND record.state & -17 = asked.state
   AND lease_until IS NOT DISTINCT FROM lease AND expires_at = expiry AND {may_wait}
 RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
