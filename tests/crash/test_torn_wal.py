@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -132,3 +132,30 @@ def test_a_torn_log_gives_a_prefix_of_history(tmp_path: Path, history: History, 
         # Zeroes that were zeroes before are no damage; it begins with the first byte that has changed.
         sound = len(history.log) - len(history.log[at:].lstrip(b"\0")) if damage == "zeroed" else at
         assert recovered(tmp_path, history.database, log) == history.at(sound), f"{damage} at {at}"
+
+
+def test_what_made_room_in_the_log_is_no_history(tmp_path: Path) -> None:
+    """Pages that were never committed lie behind every commit in a log that had its room beforehand.
+
+    A commit that is cut off before them, at its first byte, in its middle or at its last, is as if it had never been.
+    """
+    path, elsewhere = tmp_path / "effects.db", tmp_path / "recovered"
+    elsewhere.mkdir()
+    SQLiteStore(path).close()
+    database, log = path.read_bytes(), path.with_name("effects.db-wal")
+    moment = count()
+    with closing(SQLiteStore(path, clock=lambda: NOW + next(moment) / 1000)) as store:
+        store._file.make_room(store._writing())
+        moments: list[tuple[bytes, list[Record]]] = [(log.read_bytes(), [])]
+        for _ in commands(store):
+            moments.append((log.read_bytes(), run(store.scan())))
+        assert len({len(written) for written, _ in moments}) == 1, "it had its room"
+    for (before, known), (after, learned) in pairwise(moments):
+        changed = [
+            place
+            for place in range(0, len(after), 4)
+            if after[place : place + 4] != before[place : place + 4]
+        ]
+        for cut in (changed[0], changed[len(changed) // 2], changed[-1]):
+            assert recovered(elsewhere, database, after[:cut] + before[cut:]) == known
+        assert recovered(elsewhere, database, after) == learned

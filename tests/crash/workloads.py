@@ -201,6 +201,15 @@ def loops(world: World) -> None:
     asyncio.run(main())
 
 
+CROWD = tuple(f"k{number}" for number in range(36))
+
+
+def crowded(world: World) -> None:
+    """So many new keys that the log gets its room, by pages that are never committed."""
+    for id in CROWD:
+        world.process(id)
+
+
 def purging(world: World) -> None:
     """Forgets what has expired, then uses forgotten keys anew: their fences must not begin anew."""
     world.receiver.purge(2)
@@ -230,6 +239,7 @@ WORKLOADS = {
     "batches": Workload(batches, ("a", "b", "declined-c", "d")),
     "threads": Workload(threads, tuple(f"{name}{number}" for name in "abcd" for number in range(2))),
     "loops": Workload(loops, ("a", "b", "c")),
+    "crowded": Workload(crowded, CROWD),
     "purging": Workload(purging, ("expired-0",)),
 }
 

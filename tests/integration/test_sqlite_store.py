@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.sqlite_helpers import (
@@ -37,7 +40,8 @@ from effectonce.errors import (
     UsageError,
 )
 from effectonce.stores import open_store
-from effectonce.stores.sqlite import SQLiteStore
+from effectonce.stores._sqlite_file import LOG_ROOM, SQL
+from effectonce.stores.sqlite import PERFORM, PURGE_EVERY, SQLiteStore
 from effectonce.testing.clocks import ManualClock
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at /proc/self/fd")
@@ -130,6 +134,20 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
     assert files_in(tmp_path) == []
 
 
+def test_a_name_that_is_no_utf_8_is_one(tmp_path: Path) -> None:
+    """Files have names of bytes; only what no file can be called is refused."""
+    with Receiver(tmp_path / os.fsdecode(b"caf\xe9.db")) as receiver:
+        assert receiver.process(Message("e-1"), lambda _: "kept").value == "kept"
+    with pytest.raises(UsageError, match="name of a file"):
+        SQLiteStore(tmp_path / "\ud800.db")
+
+
+def test_a_path_that_is_too_long_is_a_store_error(tmp_path: Path) -> None:
+    """What the system refuses to look at is an error of the tree, with advice."""
+    with pytest.raises(StoreUnavailable, match="Check that the path exists"):
+        SQLiteStore(tmp_path / ("x" * 300) / "effects.db")
+
+
 def test_a_missing_directory_is_not_made(tmp_path: Path) -> None:
     """A path whose directory does not exist is more likely a mistake than a wish."""
     with pytest.raises(StoreUnavailable, match="nowhere"):
@@ -164,7 +182,7 @@ if what == "file":
     path.chmod(0o444)
     path.parent.chmod(0o777)
 else:
-    path.parent.chmod(0o555)
+    path.parent.chmod(0o000 if what == "closed directory" else 0o555)
 if os.getuid() == 0:
     os.setuid(uid)
 ran = []
@@ -176,7 +194,7 @@ except StoreUnavailable as error:
 """
 
 
-@pytest.mark.parametrize("what", ["file", "directory", "empty directory"])
+@pytest.mark.parametrize("what", ["file", "directory", "empty directory", "closed directory"])
 def test_what_may_not_be_written_is_refused(what: str) -> None:
     """A read-only file or directory is a store error, and no handler runs without a claim."""
     with tempfile.TemporaryDirectory() as directory:  # not tmp_path: nobody may look into that
@@ -194,9 +212,11 @@ def test_what_may_not_be_written_is_refused(what: str) -> None:
 
 REMOVALS = {
     "removed": Path.unlink,
+    "under a file": lambda path: path.parent.rename(f"{path.parent}-moved") and path.parent.touch(),
     "moved": lambda path: path.rename(path.with_name("elsewhere.db")),
     "replaced": lambda path: path.with_name("backup.db").replace(path),
     "without its log": lambda path: path.with_name(path.name + "-wal").unlink(),
+    "without its log's index": lambda path: path.with_name(path.name + "-shm").unlink(),
 }
 
 
@@ -257,6 +277,25 @@ def test_a_log_that_ends_with_its_connections_is_not_missed(path: Path) -> None:
         clock.advance(1)
         assert receiver.get(receiver.key_of(Message("e-1"))) is not None
         assert receiver.process(Message("e-2"), lambda _: "second").value == "second"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_lack_of_memory_costs_no_answer(path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """What SQLite has no memory for is tried again: an effect that has happened must not be left without its record."""
+    perform, failed = SQLiteStore._perform_completion, list[int]()
+
+    def short_of_memory(*args: Any) -> Any:
+        if len(failed) < times:
+            failed.append(1)
+            raise MemoryError
+        return perform(*args)
+
+    monkeypatch.setattr(SQLiteStore, "_perform_completion", short_of_memory)
+    monkeypatch.setitem(PERFORM, Completion, short_of_memory)
+    with Receiver(SQLiteStore(path)) as receiver:
+        assert receiver.process(Message("e-1"), lambda _: "kept").status == "executed"
+        assert receiver.process(Message("e-1"), must_not_run).value == "kept"  # type: ignore[func-returns-value]
+    assert len(failed) == times
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -462,6 +501,61 @@ def test_the_write_ahead_log_does_not_grow_without_bound(store: SQLiteStore, pat
         result = bytes(50_000)
         run(store.complete(Completion(held.key, held.owner, held.fence, State.COMPLETED, result, 3600.0)))
     assert path.with_name(path.name + "-wal").stat().st_size < 10 << 20
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def claim_many(store: SQLiteStore, count: int) -> None:
+    for number in range(count):
+        assert claim(store, f"key {number}").verdict is Verdict.CLAIMED
+
+
+def test_a_log_in_use_has_its_room_at_once(store: SQLiteStore, path: Path) -> None:
+    """Commits that write over what is there are twice as quick as those that make a file longer."""
+    claim_many(store, PURGE_EVERY)
+    assert log_of(path).stat().st_size < LOG_ROOM
+    assert claim(store, "one more").verdict is Verdict.CLAIMED
+    size = log_of(path).stat().st_size
+    assert size >= LOG_ROOM
+    for number in range(100):
+        assert claim(store, f"later {number}").verdict is Verdict.CLAIMED
+    assert log_of(path).stat().st_size == size
+    with closing(sqlite3.connect(path)) as beside:
+        assert beside.execute("SELECT count(*) FROM effectonce_records").fetchone() == (PURGE_EVERY + 101,)
+        assert beside.execute("SELECT name FROM effectonce_meta WHERE name = 'room'").fetchall() == []
+        assert beside.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_log_that_is_never_waited_for_needs_no_room(path: Path) -> None:
+    """Without a sync for each commit nothing is gained."""
+    with closing(SQLiteStore(path, durability="normal")) as store:
+        claim_many(store, PURGE_EVERY + 2)
+        assert log_of(path).stat().st_size < LOG_ROOM
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room that may be needed for records is not taken for speed."""
+    nearly_full = shutil.disk_usage(path.parent)._replace(free=LOG_ROOM * 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: nearly_full)
+    claim_many(store, PURGE_EVERY + 2)
+    assert log_of(path).stat().st_size < LOG_ROOM
+
+
+def test_room_that_can_not_be_had_harms_nobody(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is for speed alone: claims go on, each with a commit of its own."""
+    monkeypatch.setitem(SQL, "room", "INSERT INTO nowhere VALUES (?)")
+    claim_many(store, PURGE_EVERY + 2)
+    assert log_of(path).stat().st_size < LOG_ROOM
+    writer = store._writer
+    assert writer is not None
+    assert not writer.in_transaction
+    assert writer.execute("PRAGMA cache_size").fetchone() != (10,)
 
 
 # Opening and closing

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,17 @@ SCHEMA = 1
 FIRST_PAUSE, LAST_PAUSE = 0.0002, 0.005
 """Between two tries for a lock. SQLite's own waiting sleeps up to 0.1 s; a write takes a hundredth of that."""
 
+LOG_ROOM = 4 << 20
+"""Bytes that a log in use grows to: SQLite writes it from its beginning again after a thousand pages."""
+SPARE = 64
+"""So many times as much has to be free on the disk for a log to have its room beforehand."""
+
 Place = tuple[int, int]
 """The device and the number of a file, which no other has while that one is open."""
 
-FAILURES = (sqlite3.Error, OverflowError)
-"""What a command may raise. A value of more than 2 GB does not even get as far as SQLite."""
+FAILURES = (sqlite3.Error, OverflowError, OSError, MemoryError)
+"""What a command may raise. ``MemoryError`` is how sqlite3 says that SQLite has none. A value of more than 2 GB does
+not even get as far as SQLite, nor does a look at a file that this process may not look at."""
 NOT_OURS = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 ADVICE = {
     sqlite3.SQLITE_BUSY: "Another connection holds the write lock; try again, or raise busy_timeout=. If it is one of "
@@ -37,7 +44,7 @@ class DatabaseFile:
     """Opens connections to one file and speaks to them patiently."""
 
     def __init__(self, path: str | Path, durability: str, busy_timeout: float, beside: bool = False) -> None:
-        if "\0" in str(path) or len(Path(path).name.encode()) > 200:
+        if not _is_name(path):
             raise UsageError(f"{str(path)[:40]!r}… can't be the name of a file.")
         if not 0 <= busy_timeout <= 3600:
             raise UsageError(
@@ -48,7 +55,7 @@ class DatabaseFile:
         self._durability = durability
         self._busy_timeout = busy_timeout
         self._beside = beside
-        self._log = Path(f"{self.path}-wal")
+        self._log, self._log_index = Path(f"{self.path}-wal"), Path(f"{self.path}-shm")
         self._places: dict[Path, Place] = {}
 
     def check_open(self) -> None:
@@ -82,7 +89,8 @@ class DatabaseFile:
         except BaseException:
             connection.close()
             raise
-        self._places = {path: place for path in (self.path, self._log) if (place := _place(path))}
+        ours = (self.path, self._log, self._log_index)
+        self._places = {path: place for path in ours if (place := _place(path))}
         return connection
 
     def check_places(self) -> None:
@@ -94,9 +102,33 @@ class DatabaseFile:
                     "Nothing was run. Put it back, or start all processes anew; they don't know what it remembered."
                 )
 
+    def make_room(self, connection: sqlite3.Connection) -> None:
+        """Let a log that is in use have its whole size at once, instead of growing with each commit.
+
+        A disk takes twice as long to make sure of a piece of a file that was not there before. So pages are written
+        that nobody will ever see: SQLite puts those of a long transaction into its log before it is committed, and
+        when it is rolled back the next ones are written over them. Nothing depends on it, so no failure counts.
+        """
+        from shutil import disk_usage
+
+        with suppress(*FAILURES):
+            if self._durability != "full" or self._log.stat().st_size >= LOG_ROOM:
+                return
+            if disk_usage(self.path.parent).free < LOG_ROOM * SPARE:
+                return
+            (usual,) = connection.execute("PRAGMA cache_size").fetchone()
+            try:
+                connection.execute("PRAGMA cache_size = 10")  # pages; what is more goes to the log
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(SQL["room"], (LOG_ROOM,))
+            finally:
+                roll_back(connection)
+                connection.execute(f"PRAGMA cache_size = {usual}")
+
     def forget_log(self) -> None:
-        """No connection is open any more. The last one of all processes has taken the log with it."""
+        """No connection is open any more. The last one of all processes has taken the log with it, and its index."""
         self._places.pop(self._log, None)
+        self._places.pop(self._log_index, None)
 
     def patiently(self, action: Callable[..., Any], *args: Any) -> Any:
         """Try until nobody else is in the way, at most ``busy_timeout``. What failed has changed nothing."""
@@ -128,14 +160,15 @@ class DatabaseFile:
 
     def translated(self, error: Exception) -> EffectOnceError:
         """An error of the tree that says what to do."""
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+        unknown = sqlite3.SQLITE_CANTOPEN if isinstance(error, OSError) else sqlite3.SQLITE_MISUSE
+        code = getattr(error, "sqlite_errorcode", unknown) & 0xFF
         if isinstance(error, (OverflowError, sqlite3.DataError)):
             return UsageError(f"SQLite has no room for a value: {error}. Nothing was changed.")
         if code in NOT_OURS or "no such table" in str(error):
             what = f"{self.path} can't be used as a store: {error}."
             return StoreMismatch(f"{what} Nothing was changed; name another file.")
         return StoreUnavailable(
-            f"{self.path} did not take the command: {error}. {ADVICE.get(code, 'Try again.')}"
+            f"{self.path} did not take the command: {str(error) or repr(error)}. {ADVICE.get(code, 'Try again.')}"
         )
 
     def _wait_for_others(self, action: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -176,10 +209,18 @@ class DatabaseFile:
             )
 
 
+def _is_name(path: str | Path) -> bool:
+    """Whether a file may be called so, with room for what SQLite adds. Names need not be UTF-8."""
+    try:
+        return "\0" not in str(path) and len(os.fsencode(Path(path).name)) <= 200
+    except UnicodeEncodeError:
+        return False
+
+
 def _place(path: Path) -> Place | None:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
 

@@ -140,6 +140,7 @@ class SQLiteStore(_Verbs):
         self._writer: sqlite3.Connection | None = None
         self._pen: sqlite3.Cursor | None = None
         self._new_claims = 0
+        self._in_use = False  # by more than a few new keys
         self._expect_new = True
         self._floor = 0
         self._looked = -inf
@@ -312,12 +313,16 @@ class SQLiteStore(_Verbs):
         if self._writer is None:
             self._writer = self._file.open_checked()
             self._pen = self._writer.cursor()
+            self._in_use = False
         roll_back(self._writer)  # what a signal has left open; a write inside it would be none
         return self._writer
 
     def _write(self, commands: Sequence[Command]) -> list[Answer]:
         """Execute commands, in one transaction if they are several. Only the leader of the group comes here."""
         connection = self._writing()
+        if self._new_claims >= PURGE_EVERY and not self._in_use:
+            self._in_use = True
+            self._file.make_room(connection)
         rides_along = self._new_claims >= PURGE_EVERY and type(commands[0]) is Completion
         if len(commands) > 1 or rides_along or type(commands[0]) is Purge:
             return cast("list[Answer]", self._file.in_transaction(connection, self._perform_all, commands))

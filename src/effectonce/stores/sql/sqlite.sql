@@ -35,6 +35,10 @@ SELECT value FROM effectonce_meta WHERE name = 'schema';
 -- name: migrated
 UPDATE effectonce_meta SET value = ? WHERE name = 'schema';
 
+-- Never committed: it only makes the log larger.
+-- name: room
+INSERT INTO effectonce_meta VALUES ('room', zeroblob(?));
+
 -- name: read
 SELECT state, owner, fence, fingerprint, lease_until, attempts, result, expires_at, once
 FROM effectonce_records WHERE key = ?;
