@@ -161,8 +161,11 @@ def test_extensions_that_would_send_past_the_body_are_not_offered() -> None:
             {**END, "more_body": True},
             {"type": "http.response.body"},
         ),
+        (START, {**END, "more_body": True}, {**START, "status": 409}, END),
+        (START, END, END),
+        (START, END, START, END),
     ],
-    ids=["body before start", "too short", "too long"],
+    ids=["body before start", "too short", "too long", "two in one", "more than all", "one after another"],
 )
 def test_an_answer_that_can_not_be_sent_is_not_recorded(messages: tuple[Any, ...]) -> None:
     """It is the app's error, so a retry may run, as after any other."""
@@ -295,6 +298,27 @@ def test_pieces_may_be_any_bytes_and_headers_any_iterable() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("length", [[], [(b"content-length", b"6")]])
+def test_an_app_may_use_one_buffer_for_all_pieces(length: list[Any]) -> None:
+    """Servers have written a piece when it was sent; what is held of it does not change with the next."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({**START, "headers": length})
+        buffer = bytearray(3)
+        for piece in (b"one", b"two"):
+            buffer[:] = piece
+            await send(
+                {"type": "http.response.body", "body": memoryview(buffer), "more_body": piece == b"one"}
+            )
+        buffer[:] = b"end"
+
+    async def main() -> None:
+        middleware = covered(app)
+        assert [(await ask(middleware)).body for _ in range(2)] == [b"onetwo"] * 2
+
+    asyncio.run(main())
+
+
 def test_what_a_handler_says_of_its_answer_adds_up() -> None:
     """Whoever says for how long has not taken back that it is not to be stored."""
 
@@ -309,6 +333,25 @@ def test_what_a_handler_says_of_its_answer_adds_up() -> None:
         assert (await ask(middleware)).code == "response-not-replayable"
         (record,) = await store.scan()
         assert record.expires_at - clock() == 3600
+
+    asyncio.run(main())
+
+
+def test_nothing_of_an_answer_that_is_not_to_be_stored_is_stored() -> None:
+    """Neither its body nor its headers, where tokens and places are told as well."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        no_store()
+        headers = [(b"location", b"/reset?token=s3cret")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": b"s3cret"})
+
+    async def main() -> None:
+        middleware, store, _ = on_a_clock(app)
+        assert (await ask(middleware)).messages[0]["headers"][0] == (b"location", b"/reset?token=s3cret")
+        (record,) = await store.scan()
+        assert b"s3cret" not in (record.result or b"")
+        assert (await ask(middleware)).code == "response-not-replayable"
 
     asyncio.run(main())
 
@@ -701,6 +744,8 @@ def test_a_repeat_is_answered_once_whatever_the_handler_says_then(
         ({"not_yet": "401"}, "not_yet="),
         ({"not_yet": 401.5}, "not_yet="),
         ({"header": "a b"}, "header="),
+        ({"documentation": "https://example.com/schlüssel"}, "documentation="),
+        ({"documentation": "https://example.com/>\r\nX: 1"}, "documentation="),
         ({"keys": 5}, "no such rule"),
         ({"scope": None}, "scope="),
         ({"scope": "everybody"}, "scope="),
@@ -807,6 +852,25 @@ def test_a_refusal_says_its_key(claim: Any) -> None:
                 [key.encode()],
             )
             assert b"access-control-expose-headers" in dict(headers)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("claim", ["boundary", "handler"])
+@pytest.mark.parametrize("line", ['"open', "two, keys", "\xff"])
+def test_what_is_no_key_is_told_first_and_is_not_echoed(claim: Any, line: str) -> None:
+    """Whoever may be calling: a header of the answer is no place for what a stranger has sent."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if await scope["effectonce"].claim(None):
+            await Handler()(scope, receive, send)
+
+    async def main() -> None:
+        scope = None if claim == "handler" else lambda request: None
+        api = covered(app, scope=scope, claim=claim)
+        client = await ask(api, scope_of("POST", None, (b"idempotency-key", line.encode("latin-1"))))
+        assert client.code == "key-invalid"
+        assert b"idempotency-key" not in dict(client.messages[0]["headers"])
 
     asyncio.run(main())
 

@@ -37,6 +37,14 @@ def place(postgres: HasURL) -> Iterator[Place]:
     place.remove()
 
 
+class Twice(Response):
+    """Is sent a second time when it has been sent."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await super().__call__(scope, receive, send)
+        await super().__call__(scope, receive, send)
+
+
 class Site:
     """A FastAPI app with a boundary in atomic mode, and a client of it."""
 
@@ -79,6 +87,11 @@ class Site:
         async def short() -> Response:
             await connection().execute(f"INSERT INTO {place.effects} VALUES ('short')")
             return Response(b"cut", headers={"Content-Length": "9"})
+
+        @app.post("/twice")
+        async def twice() -> Response:
+            await connection().execute(f"INSERT INTO {place.effects} VALUES ('twice')")
+            return Twice(b"one")
 
         @app.post("/empty")
         async def empty() -> Response:
@@ -232,6 +245,17 @@ def test_half_an_answer_is_an_error(place: Place) -> None:
         with pytest.raises(RuntimeError, match="9 bytes, and sent 3"):
             await site.post("k", "", "/short")
         assert place.count("short") == 0
+
+    told(place, story)
+
+
+def test_two_answers_in_one_are_an_error(place: Place) -> None:
+    """Neither is recorded, nor what was made of both, and what led to them is undone."""
+
+    async def story(site: Site) -> None:
+        with pytest.raises(RuntimeError, match="twice"):
+            await site.post("k", "", "/twice")
+        assert place.count("twice") == 0
 
     told(place, story)
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -351,6 +352,43 @@ def test_an_upload_may_be_larger_than_djangos_memory(send: Callable[..., Any]) -
     ] * 2
     assert send("post", "/upload", data=form(b"2"), **KEY).json()["code"] == "key-reused"
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda request: request.raw.POST["title"],
+        lambda request: request.raw.FILES["file"].name,
+        lambda request: request.raw.body and "ann",
+        lambda request: request.raw.read(3) and "ann",
+    ],
+    ids=["a field", "a file", "all", "a piece"],
+)
+def test_a_scope_function_may_read_the_body(
+    send: Callable[..., Any], words: dict[str, Any], look: Callable[[Request], str]
+) -> None:
+    """In any of Django's ways; it is there again for the view, and counts as ever."""
+    words["scope"] = look
+    for end, code in ((b"1", None), (b"1", None), (b"2", "key-reused")):
+        file = SimpleUploadedFile("a.bin", b"x" * 100_000 + end)
+        response = send("post", "/upload", data={"title": "ann", "file": file}, **KEY)
+        assert response.content == b"ann 100001" if code is None else response.json()["code"] == code
+    assert len(runs) == 1
+
+
+def test_a_body_that_is_too_large_is_refused_though_a_scope_function_looks_away(
+    send: Callable[..., Any], words: dict[str, Any]
+) -> None:
+    """What it is refused for, when the function asks for it, it is refused for afterwards, too."""
+
+    def look(request: Request) -> str:
+        with suppress(Exception):
+            request.raw.read()
+        return "ann"
+
+    words.update(scope=look, max_request=3)
+    assert send("post", "/pay", data=b"5 EUR", content_type="text/plain", **KEY).status_code == 413
+    assert not runs
 
 
 def test_a_natural_key_is_made_of_the_whole_body(send: Callable[..., Any], words: dict[str, Any]) -> None:

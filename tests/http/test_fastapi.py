@@ -255,3 +255,65 @@ async def opened(app: FastAPI, path: str, text: str) -> list[Any]:
 
     await app(scope, receive, send)
     return heard
+
+
+class CancelsWhenTheClientLeaves:
+    """Listens for the end of a connection from the first message on, as many apps do."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+        handler = asyncio.ensure_future(self.app(scope, messages.get, send))
+
+        async def listen() -> None:
+            while (message := await receive())["type"] == "http.request":
+                messages.put_nowait(message)
+            handler.cancel()
+
+        listener = asyncio.ensure_future(listen())
+        try:
+            await handler
+        finally:
+            listener.cancel()
+
+
+def test_a_client_that_leaves_does_not_cut_off_a_handler_that_has_claimed() -> None:
+    """Not even where a middleware asked before the claim to be told of it, and cancels then."""
+    effects: list[str] = []
+    leaving = asyncio.Event()
+    app = FastAPI()
+    app.add_middleware(CancelsWhenTheClientLeaves)
+    install(app, Receiver("memory://"))
+
+    @app.post("/pay", dependencies=[idempotent(signed_in)])
+    async def pay() -> str:
+        effects.append("begun")
+        leaving.set()
+        for _ in range(50):  # turns of the loop in which a cancellation would come
+            await asyncio.sleep(0)
+        effects.append("ended")
+        return "paid"
+
+    async def conversation(client: httpx.AsyncClient) -> None:
+        arriving = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def leaves(scope: Any, _: Any, send: Any) -> None:
+            async def receive() -> Any:
+                if arriving:
+                    return arriving.pop()
+                await leaving.wait()
+                return {"type": "http.disconnect"}
+
+            await app(scope, receive, send)
+
+        transport = httpx.ASGITransport(leaves)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://here", headers=client.headers
+        ) as gone:
+            await gone.post("/pay", headers={"Idempotency-Key": "1"})
+        assert (await client.post("/pay", headers={"Idempotency-Key": "1"})).json() == "paid"
+        assert effects == ["begun", "ended"]
+
+    talk(app, conversation)

@@ -121,6 +121,23 @@ def test_the_document_says_what_the_boundary_answers(kind: str) -> None:
     assert "application/json" in covered["responses"]["422"]["content"]  # FastAPI's own refusal
 
 
+@pytest.mark.parametrize("alias", ["idempotency-key", "Idempotency-Key"])
+@pytest.mark.parametrize("by_dependency", [False, True])
+def test_a_route_that_declares_the_key_itself_has_it_once(alias: str, by_dependency: bool) -> None:
+    """Names of headers know no case: two of one name would not be a valid document. The problems are there, too."""
+    app = FastAPI()
+    install(app, Receiver("memory://"), scope=None if by_dependency else PUBLIC)
+
+    @app.post("/pay", dependencies=[idempotent(lambda: "ann")] if by_dependency else [])
+    def pay(x_note: Annotated[str, Header()], key: str = Header(alias=alias)) -> str:
+        return key + x_note
+
+    operation = app.openapi()["paths"]["/pay"]["post"]
+    parameters = [(each["in"], each["name"]) for each in operation["parameters"]]
+    assert sorted(parameters) == [("header", "Idempotency-Key"), ("header", "x-note")]
+    assert "409" in operation["responses"]
+
+
 def test_a_boundary_that_is_missing_is_noticed() -> None:
     """A route that asks for it in an app that has none must not run as if it were there."""
     app = FastAPI()

@@ -199,6 +199,33 @@ def test_an_app_may_write_more_than_can_be_held() -> None:
     assert server.send()[0] == 409
 
 
+@pytest.mark.parametrize("when", ["before its pieces", "with its first piece"])
+@pytest.mark.parametrize("content_type", ["text/event-stream", "text/plain"])
+def test_an_app_that_wrote_a_stream_may_go_on_with_pieces(when: str, content_type: str) -> None:
+    """The answer has begun then: it is recorded once and started once, and comes whole and in order."""
+
+    def begin(start_response: Any) -> None:
+        write = start_response("200 OK", [("Content-Type", content_type)])
+        write(b"1" * 60)
+        write(b"2" * 60)
+
+    def pieces(start_response: Any) -> Iterator[bytes]:
+        if when == "with its first piece":
+            begin(start_response)
+        yield b"3" * 120
+        yield b"4"
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        if when == "before its pieces":
+            begin(start_response)
+        return pieces(start_response)
+
+    server = Server(app, max_response=100)
+    assert server.send()[2] == b"1" * 60 + b"2" * 60 + b"3" * 120 + b"4"
+    assert server.events.count("completed") == 1
+    assert server.send()[0] == 409
+
+
 def test_an_app_may_call_start_response_with_its_first_piece() -> None:
     """As a generator does."""
 

@@ -115,6 +115,20 @@ def test_what_settles_a_request() -> None:
     assert not RULES.settles(answer(307, location="/elsewhere"))
 
 
+def test_a_request_that_arrived_cut_short_is_sent_again() -> None:
+    """A server that got only a part of it has done nothing, and says so with a 400; that settles nothing."""
+    cut = answer(400, {"code": "request-incomplete", "retryable": True})
+    assert RULES.word_on(cut) == "again"
+    assert not RULES.settles(cut)
+
+
+@pytest.mark.parametrize("status", [102, 103])
+def test_what_only_announces_an_answer_is_none(status: int) -> None:
+    """Python's http.client hands it on as if it were; what became of the request is not known by it."""
+    assert RULES.word_on(answer(status)) == "again"
+    assert not RULES.settles(answer(status))
+
+
 # How long to wait
 
 

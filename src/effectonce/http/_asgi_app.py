@@ -15,7 +15,7 @@ from .._records import make
 from ..errors import LeaseLost, UsageError
 from ._asgi_body import Body, Message, Passing, Receive, close, message_of
 from ._boundary import Boundary, Exchange, key_missing, natural_key, refused
-from ._exchange import Answer, Problem, body_of, key_of, start_of
+from ._exchange import TOO_MUCH, TWO_STARTS, Answer, Problem, body_of, key_of, start_of
 from ._names import checked_scope
 from ._rules import Headers, Request, Rules
 from ._wishes import WISH, Wish
@@ -171,10 +171,13 @@ class Covered:
         return await self._give_rest()
 
     async def _give_rest(self) -> Message:
+        await self._wait_for_end()
+        return await self._receive()
+
+    async def _wait_for_end(self) -> None:
         if not self._ended:
             self._on_its_way = self._on_its_way or asyncio.Event()
             await self._on_its_way.wait()
-        return await self._receive()
 
     # What it sends
 
@@ -185,6 +188,8 @@ class Covered:
             await self._pass_on(message)
             return
         if kind == "http.response.start":
+            if self._said is not None:
+                raise RuntimeError(TWO_STARTS)
             status = message["status"]
             headers, self._length, endless = start_of(status, message.get("headers", ()))
             self._said = make(Answer, (status, headers, None))
@@ -207,9 +212,11 @@ class Covered:
         await self._answer_with(await self.exchange.record(answer) or said)
 
     async def _hold(self, piece: bytes, more: bool) -> None:
+        if self._later is not None or self._recorder is not None:
+            raise RuntimeError(TOO_MUCH)
         if self._pieces is None:
             self._pieces = []
-        self._pieces.append(piece)
+        self._pieces.append(bytes(piece))  # which the app may use again
         self._size += len(piece)
         if self._size > self._rules.max_response:
             await self._stream(self._join(), more)
@@ -316,12 +323,12 @@ class Claimable(Covered):
         if self.claimed or self.instead is not None or self._ended:
             raise UsageError("This request was claimed already, or answered.")
         try:
-            self.instead = await self._open(checked_scope(scope))
+            self.instead = await self._open(scope)
         except Problem as problem:
             self.instead = refused(problem, self._rules, self._lines)
         return self.instead is None
 
-    async def _open(self, whose: str) -> Answer | None:
+    async def _open(self, scope: Any) -> Answer | None:
         boundary, rules = self._middleware.boundary, self._rules
         key = key_of(self._lines, rules.strict)
         if key is None and rules.key is None:
@@ -329,6 +336,7 @@ class Claimable(Covered):
                 raise key_missing(rules)
             WISH.set(Wish())  # which nobody hears
             return None
+        whose = checked_scope(scope)  # what is no key is refused before, and not echoed
         fingerprint = await self._passing.take_in_rest(self._declared)
         if key is None:
             key = natural_key(rules, request_of(self._scope), self._passing.whole())
@@ -368,7 +376,11 @@ class Claimable(Covered):
     async def _give_body(self) -> Message:
         if self.claimed and self._passing.given:
             return await self._give_rest()
-        return await self._passing.give()
+        message = await self._passing.give()
+        # Who asked before the claim would cancel what has been claimed.
+        if self.claimed and message["type"] == "http.disconnect":
+            await self._wait_for_end()
+        return message
 
     async def _take_answer(self, message: Message) -> None:
         if self.claimed or self.instead is not None:

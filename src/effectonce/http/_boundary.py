@@ -325,7 +325,7 @@ class Exchange:
             return None
         if wish.keep is not None:
             attempt.claim = attempt.claim._replace(keep=wish.keep)
-        self._kept = kept = remembered(answer if wish.store else answer._replace(body=None))
+        self._kept = kept = remembered(answer if wish.store else Answer(answer[0], (), None))
         if type(attempt) is not Attempt:
             return None
         attempt.ending = True

@@ -231,6 +231,11 @@ def outlook(status: int, headers: Iterable[Header]) -> tuple[int | None, bool]:
     return length, endless
 
 
+TWO_STARTS = "The app sent the start of a response twice."
+TOO_MUCH = "The app sent more after the end of its response."
+"""What no server lets an app do. A boundary that holds answers has to notice it, or a mixture would be remembered."""
+
+
 def body_of(status: int, length: int | None, body: bytes) -> bytes:
     """The body of a complete answer. Raises ``RuntimeError`` for one that is not as long as the app has said."""
     if status in BODILESS:  # servers drop it, as clients don't read it

@@ -9,7 +9,9 @@ An answer ends the sending, or it is a reason to send the same request with the 
 3. Any other problem document that says ``retryable: false`` ends it, and so does any other 409 with a code.
 4. A 409 with Retry-After is how others say that the first try still runs: again, not before that time.
 5. What says that trouble may pass (408, 425, 429, 500, 502, 503, 504): again, not before its Retry-After. A 500 is
-   among them because of the key: who remembered the failure replays it (rule 1), who did not may run again.
+   among them because of the key: who remembered the failure replays it (rule 1), who did not may run again. So is a
+   400 with the code "request-incomplete": the server got only a part of the request, and has done nothing. And a 102
+   or 103, which only announces the answer: requests knows no better than to hand it on.
 6. Everything else ends it: success, redirection, and every other refusal, 422 above all.
 
 Between two tries lies a random part of a time that doubles (full jitter), on top of what Retry-After asks for. No
@@ -38,6 +40,10 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 REPLAY_HEADERS = ("x-idempotency-replayed", "idempotent-replayed")
 UNSETTLED = frozenset({"outcome-unknown", "attempts-exhausted"})
 """Codes of answers that end the sending and yet leave open what became of the request."""
+INTERIM = frozenset({100, 102, 103})
+"""What a server says before its answer, and requests takes for one."""
+CUT_SHORT = "request-incomplete"
+"""The code of a server that got less of a request than was sent: nothing was done."""
 UNAUTHORIZED = frozenset({401, 407})
 """They leave that open, too: who calls is asked before what became of an earlier try is looked up."""
 
@@ -150,7 +156,9 @@ class Rules:
             return "poll"
         if retryable is False or (status == 409 and code):
             return "end"
-        if status in self.statuses or (status == 409 and "retry-after" in headers):
+        if status in self.statuses or status in INTERIM or code == CUT_SHORT:
+            return "again"
+        if status == 409 and "retry-after" in headers:
             return "again"
         return "end"
 

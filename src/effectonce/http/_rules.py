@@ -153,6 +153,10 @@ class Rules:
         for name in ("header", "replayed_header"):
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", getattr(self, name)):
                 raise UsageError(f"{name}={getattr(self, name)!r} can't be the name of a header.")
+        if not re.fullmatch(r"[!-;=?-~]+", self.documentation):  # what a Link can carry
+            raise UsageError(
+                f"documentation={self.documentation!r} must be a URL, escaped where it is not ASCII."
+            )
         said: Any = self.methods
         methods = frozenset(method.upper() for method in said)
         if isinstance(said, str) or methods & SAFE:

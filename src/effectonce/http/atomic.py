@@ -35,7 +35,18 @@ from . import _asgi_body as asgi_body
 from . import wsgi
 from ._asgi_app import App, Send, request_of, seen_path, send_answer, without_extensions
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, refused
-from ._exchange import ANSWER, PUBLIC, Answer, Problem, Start, body_of, pairs_of, start_of
+from ._exchange import (
+    ANSWER,
+    PUBLIC,
+    TOO_MUCH,
+    TWO_STARTS,
+    Answer,
+    Problem,
+    Start,
+    body_of,
+    pairs_of,
+    start_of,
+)
 from ._intake import whole
 from ._names import checked_scope
 from ._quota import Share
@@ -222,11 +233,15 @@ async def _collected(app: App, scope: Any, body: bytes) -> Answer:
     async def send(message: Any) -> None:
         nonlocal is_complete, start, status
         if message["type"] == "http.response.start":
+            if start is not None:
+                raise RuntimeError(TWO_STARTS)
             status = message["status"]
             start = start_of(status, message.get("headers", ()))
             if start.endless:
                 raise _endless()
         elif message["type"] == "http.response.body":
+            if is_complete:
+                raise RuntimeError(TOO_MUCH)
             pieces.append(bytes(message.get("body", b"")))
             is_complete = not message.get("more_body", False)
 

@@ -37,7 +37,7 @@ from ..errors import MissingExtra, UsageError
 from ._boundary import Boundary, Exchange, claimed_here, key_in, natural_key, refused
 from ._django_streams import at_once, awaited, chained, chained_later, in_threads, to_its_end
 from ._exchange import BODILESS, PUBLIC, Answer, Hasher, Problem, body_of, pairs_of, start_of
-from ._intake import IN_MEMORY, take_in, take_in_from, whole
+from ._intake import IN_MEMORY, OnDemand, take_in, take_in_from, whole
 from ._names import checked_scope
 from ._rules import Request, Rules, RuleWords, mark, mark_of
 from ._wishes import raised, unheard
@@ -144,12 +144,13 @@ class _Covered:
         boundary, rules, side, request = self._boundary, self._rules, self._side, self._request
         query = request.META.get("QUERY_STRING", "")
         seen = Request(request.method, request.path_info, query, request.headers, request)
-        scope = checked_scope(await side.scope(seen))
         path = request.path.encode("utf-8", "surrogatepass"), query.encode("utf-8", "surrogatepass")
         hasher = Hasher(request.method, *path, rules.fingerprint)
         monotonic = boundary.receiver.flow.monotonic
-        body = await side.reading(request, lambda: _take_in_body(request, rules, hasher, monotonic))
-        _close_with(request, body)
+        coming = _body_of(request, rules, hasher, monotonic)
+        scope = checked_scope(await side.scope(seen))
+        body = await side.reading(request, coming.taken)
+        _give(request, body)
         if key is None:
             key = natural_key(rules, seen, whole(body))
         self._exchange = self._exchange_for(key, scope)
@@ -328,20 +329,37 @@ class _Async:
 # -- Requests and responses ----------------------------------------------------------------------------------------
 
 
-def _take_in_body(request: Any, rules: Rules, hasher: Hasher, monotonic: Callable[[], float]) -> IO[bytes]:
-    """Read the body to its end, and put it where the view will look for it."""
-    if hasattr(request, "_body"):  # something above has read it, and it is there for everybody
-        return take_in(BytesIO(request.body).read, len(request.body), rules, hasher, monotonic)
-    if request._read_started:
+def _body_of(request: Any, rules: Rules, hasher: Hasher, monotonic: Callable[[], float]) -> OnDemand:
+    """The body, to be read to its end when it is asked for, which a scope function may do first."""
+    if not hasattr(request, "_body") and request._read_started:
         raise UsageError("A middleware above effectonce's reads the request piece by piece. Move it below.")
-    environ = getattr(request, "environ", None)
-    if environ is None:
-        length: int | None = _length(request._stream, request.META)
-        body = take_in(request._stream.read, length, rules, hasher, monotonic)
-    else:
-        body = take_in_from(environ, rules, hasher, monotonic)
+    stream, environ = request._stream, getattr(request, "environ", None)
+
+    def taken() -> IO[bytes]:
+        if hasattr(request, "_body"):  # something above has read it, and it is there for everybody
+            body = take_in(BytesIO(request.body).read, len(request.body), rules, hasher, monotonic)
+        elif environ is None:
+            body = take_in(stream.read, _length(stream, request.META), rules, hasher, monotonic)
+        else:
+            body = take_in_from(environ, rules, hasher, monotonic)
+        _close_with(request, body)
+        return body
+
+    request._stream = coming = _Coming(taken)
+    return coming
+
+
+class _Coming(OnDemand):
+    """Django closes what it has read to its end. This is for the view to read as well, and closed with its request."""
+
+    def close(self) -> None:
+        """Stay open."""
+
+
+def _give(request: Any, body: IO[bytes]) -> None:
+    """Put a body where the view will look for it, from its beginning."""
+    body.seek(0)
     request._stream, request._read_started = body, False
-    return body
 
 
 def _close_with(request: Any, body: IO[bytes]) -> None:

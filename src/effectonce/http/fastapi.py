@@ -49,7 +49,8 @@ CLAIMED = "x-effectonce"
 STRICT_PATTERN = r'^"(?! *"$)([ !#-\[\]-~]|\\["\\]){1,255}"$'
 PATTERN = rf"{STRICT_PATTERN}|^[!#-+\--:<-\[\]-~]{{1,255}}$"
 """What is a key, for the document; ``_exchange.key_of`` decides."""
-KEY: Any = Header(None, alias="Idempotency-Key", json_schema_extra={CLAIMED: True})
+KEY: Any = Header(None, alias="IDEMPOTENCY-KEY", json_schema_extra={CLAIMED: True})
+"""Written as no route would: of two parameters of one name FastAPI keeps one, and the mark could be lost."""
 
 
 def install(
@@ -150,6 +151,12 @@ def _is_claim(parameter: dict[str, Any]) -> bool:
     return CLAIMED in parameter.get("schema", {})
 
 
+def _is_key(parameter: dict[str, Any], header: str) -> bool:
+    """Whether a parameter stands for the key: a dependency's, or one that the route declares itself."""
+    place, name = parameter.get("in"), str(parameter.get("name"))
+    return _is_claim(parameter) or (place == "header" and name.lower() == header.lower())
+
+
 def _describe(operation: dict[str, Any], rules: Rules) -> None:
     """Add the key, and what the boundary may answer, to what an operation says of itself."""
     parameter = {
@@ -159,7 +166,7 @@ def _describe(operation: dict[str, Any], rules: Rules) -> None:
         "description": f"Names this request; the same on every repeat of it. See {rules.documentation}",
         "schema": {"type": "string", "pattern": STRICT_PATTERN if rules.strict else PATTERN},
     }
-    others = [each for each in operation.get("parameters", ()) if not _is_claim(each)]
+    others = [each for each in operation.get("parameters", ()) if not _is_key(each, rules.header)]
     operation["parameters"] = [*others, parameter]
     titles: dict[int, list[str]] = {}
     for code, (status, title, _) in PROBLEMS.items():

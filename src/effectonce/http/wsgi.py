@@ -195,6 +195,8 @@ class _Covered:
 
     def _open_stream(self) -> None:
         """Record that it was done, without what it says, and let the response go as it comes."""
+        if self._streams:  # an app may write, and go on with pieces
+            return
         said = self._begun()
         self._streams = True
         self._instead = run(self.exchange.record(said))
