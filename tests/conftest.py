@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -18,6 +19,10 @@ REQUIRE_ALL = bool(os.environ.get("EFFECTONCE_REQUIRE_ALL"))
 settings.register_profile("ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", settings.get_profile("ci"), max_examples=5_000, stateful_step_count=100)
 settings.load_profile("soak" if SOAK else "ci")
+
+# A shell has what runs in its background ignore Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG = ("contract", "model", "crash", "examples", "faults", "integration", "http")
 

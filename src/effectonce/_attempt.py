@@ -247,6 +247,11 @@ class Unprotected(Attempt):
     guarantee: Guarantee = "none"  # pyright: ignore[reportIncompatibleMethodOverride]
     lost: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
+    def end(self, outcome: Any) -> None:
+        """The same; from now on its key may be run again."""
+        self.flow.keeper.leave(self)
+        super().end(outcome)
+
 
 CURRENT: ContextVar[Attempt] = ContextVar("effectonce_attempt")
 STEP: ContextVar[Step] = ContextVar("effectonce_step")

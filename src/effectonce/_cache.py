@@ -18,7 +18,7 @@ class Cache:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._records: dict[str, tuple[float, Record]] = {}
-        self._bytes = 0
+        self._bytes = self._most = 0
         self._lock = threading.RLock()  # a signal's handler may call what it has interrupted
         tell_of_forks(self)
 
@@ -28,15 +28,19 @@ class Cache:
         return None if found is None or found[0] <= self._monotonic() else found[1]
 
     def put(self, record: Record, until: float, most: int) -> None:
-        """Hold a record until a local time; of more than ``most``, or too many bytes, the oldest go."""
+        """Hold a record until a local time. Of more than ``most``, or too many bytes, the oldest go.
+
+        Policies share the cache: the largest number that one of them gave counts, or each would drop what others hold.
+        """
         if self.get(record.key) is not None or _size(record) > MOST_BYTES:
             return
         records = self._records
         with self._lock:
+            self._most = max(self._most, most)
             self._drop(record.key)
             records[record.key] = (until, record)
             self._bytes += _size(record)
-            while len(records) > most or self._bytes > MOST_BYTES:
+            while len(records) > self._most or self._bytes > MOST_BYTES:
                 self._drop(next(iter(records)))
 
     def _drop(self, key: str) -> None:

@@ -442,14 +442,15 @@ class Flow:
             return self.replay(call, known)
         if known is not None:
             return self.refuse(call, Decision(MISMATCH, known))
-        if call.policy.fallback != "open" or self.keeper.holds(call.key):
-            return self.store_error(call, error)
         attempt = Unprotected(call.claim, 0, 0, started, self.monotonic)
         attempt.flow, attempt.policy = self, call.policy
+        if call.policy.fallback != "open" or not self.keeper.enter(attempt):
+            return self.store_error(call, error)
         return attempt
 
     def unrecorded(self, attempt: Attempt, value: Any, error: BaseException | None = None) -> Outcome[Any]:
         """The outcome of an attempt that ran without a store: said out loud, and counted."""
+        attempt.end(None)
         took = self.monotonic() - attempt.started
         self.events.note("unprotected", self.monotonic())
         detail = "the store was away" if error is None else type(error).__name__

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 from .errors import ColourMismatch, UsageError
 
@@ -61,15 +62,35 @@ def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
 
     A partial function is asked what it was made of, an object how it is called, and a class makes instances of itself.
     """
-    if type(function) is FunctionType and name not in function.__annotations__:  # as most handlers are
-        return Any
+    if type(function) is FunctionType:  # as most handlers are
+        if name not in function.__annotations__:
+            return Any
+        return resolved_hint(function, name) if function.__closure__ is None else _of_closure(function, name)
+    if isinstance(function, MethodType):  # to remember it would be to keep its object
+        return hint_of(function.__func__, name)
     if name in (getattr(function, "__annotations__", None) or ()) and not isinstance(function, type):
         return resolved_hint(function, name)
     if isinstance(function, partial):
         return hint_of(function.func, name)
     if isinstance(function, type):
         return function if name == "return" else Any
-    return Any if type(function) is MethodType else resolved_hint(type(function).__call__, name)
+    return resolved_hint(type(function).__call__, name)
+
+
+_CLOSURES: dict[int, tuple[ref[FunctionType], dict[str, Any]]] = {}
+"""By the place of a function, which is asked for at every call: a WeakKeyDictionary would take ten times as long."""
+
+
+def _of_closure(function: FunctionType, name: str) -> Any:
+    """The same of a function that holds on to something: it is remembered for as long as others keep it."""
+    place = id(function)
+    known = _CLOSURES.get(place)
+    if known is None or known[0]() is not function:
+        known = _CLOSURES[place] = ref(function, lambda _: _CLOSURES.pop(place, None)), {}
+    hints = known[1]
+    if name not in hints:
+        hints[name] = resolved_hint.__wrapped__(function, name)
+    return hints[name]
 
 
 @lru_cache(maxsize=1024)

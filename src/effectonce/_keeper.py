@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._attempt import Attempt
 from ._blocking import run
@@ -40,6 +40,8 @@ AT_ONCE = 64
 """So many of them are given back before the leases of attempts are looked after again."""
 LINGER_SECONDS = 5.0
 """How long the thread stays after its last attempt has ended."""
+AGAIN_SECONDS = 0.05
+"""How long it pauses after something tried to end it."""
 
 
 class Keeper:
@@ -53,6 +55,7 @@ class Keeper:
         self, store: Store, monotonic: Callable[[], float], tell: Callable[[EventKind, Attempt, str], None]
     ) -> None:
         self.live: dict[bytes, Attempt] = {}  # by owner
+        self._unprotected: dict[str, Attempt] = {}  # by key: those that run without a claim
         self._unheard: dict[bytes, _Unheard] = {}  # by owner too
         self._store = store
         self._monotonic = monotonic
@@ -69,10 +72,21 @@ class Keeper:
 
     def abandon(self, claim: Claim) -> None:
         """Whoever ran this has gone without a word: its lease ends it, unless its ending only waits to be written."""
-        attempt = self.live.get(claim.owner)
-        if attempt is not None and attempt.unrecorded is None:
+        attempt = self.live.get(claim.owner) or self._unprotected.get(claim.key)
+        if attempt is not None and attempt.claim.owner == claim.owner and attempt.unrecorded is None:
             self.forget(attempt)
             attempt.end(None)
+
+    def enter(self, attempt: Attempt) -> bool:
+        """Whether an attempt may run without a claim: not while another of this process is at its key."""
+        if self.holds(attempt.key):
+            return False
+        return self._unprotected.setdefault(attempt.key, attempt) is attempt
+
+    def leave(self, attempt: Attempt) -> None:
+        """What ran without a claim has ended."""
+        if self._unprotected.get(attempt.key) is attempt:
+            del self._unprotected[attempt.key]
 
     def withdraw(self, claim: Claim) -> None:
         """Nobody begins with this claim, which the store may have granted all the same: then it is to be given back."""
@@ -130,7 +144,8 @@ class Keeper:
     def after_fork(self, *, in_child: bool) -> None:
         """The parent's attempts and thread are not the child's."""
         if in_child:
-            self.live, self._unheard, self.wake_at, self._thread = {}, {}, inf, None
+            self.live, self._unprotected, self._unheard = {}, {}, {}
+            self.wake_at, self._thread = inf, None
             self._wake, self._lock = threading.Event(), threading.Lock()
 
     async def _renew(self, store: Store, due: list[Attempt], now: float) -> None:
@@ -199,15 +214,19 @@ class Keeper:
 
     def _strand(self, attempt: Attempt) -> None:
         """Nobody brings this to its end any more: its lease does, and whoever waits for it asks the store."""
-        self.lose(attempt, "its event loop was closed")
-        attempt.end(None)
+        try:
+            self.lose(attempt, "its event loop was closed")
+        finally:
+            attempt.end(None)
 
     def lose(self, attempt: Attempt, why: str) -> None:
         """The claim is no longer held: tell everybody."""
         self.forget(attempt)
-        if not attempt.was_told:
-            self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
-        attempt.lose()
+        try:
+            if not attempt.was_told:
+                self._tell("lease_lost", attempt, why)  # before the handler hears it, and may end the process
+        finally:
+            attempt.lose()
 
     def rouse(self, at: float) -> None:
         """See to it that the thread looks in time for what it did not expect."""
@@ -217,8 +236,17 @@ class Keeper:
             self.wake_at = min(self.wake_at, at)
             self._wake.set()
             if self._thread is None and not self._closed and not sys.is_finalizing():
-                self._thread = threading.Thread(target=self._run, name="effectonce-keeper", daemon=True)
-                self._thread.start()
+                self._start()
+
+    def _start(self) -> None:
+        """Begin the thread. Where none is to be had, leases just last their time, and the next attempt tries again."""
+        thread = threading.Thread(target=self._run, name="effectonce-keeper", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:
+            self.wake_at = inf
+            _log().warning("leases can't be renewed for now: %s", error)
 
     def _run(self) -> None:
         while True:
@@ -234,7 +262,11 @@ class Keeper:
                 continue
             with self._lock:
                 self.wake_at = inf  # an attempt that comes during the tick sets it again
-            due = run(self.tick(self._store, self._monotonic()))
+            try:
+                due = run(self.tick(self._store, self._monotonic()))
+            except BaseException:  # a hook's sys.exit would end this thread alone, and every lease with it
+                _log().exception("nothing ends the thread that renews leases")
+                due = self._monotonic() + AGAIN_SECONDS
             with self._lock:
                 self.wake_at = min(self.wake_at, due)
 
@@ -244,6 +276,12 @@ class Keeper:
                 return False
             self._thread = None
             return True
+
+
+def _log() -> Any:
+    import logging  # only who has something to say pays for importing it
+
+    return logging.getLogger("effectonce")
 
 
 def _soon(claim: Claim) -> float:

@@ -59,7 +59,11 @@ def _check_time(timestamp: object) -> None:
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise UsageError(f"timestamp={timestamp!r} has no time zone, so its age can't be told.")
-    elif isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not -inf < timestamp < inf:
+    elif (
+        isinstance(timestamp, bool)
+        or not isinstance(timestamp, int | float)
+        or not -NOT_SECONDS < timestamp < inf
+    ):
         raise UsageError(
             f"timestamp={timestamp!r} is not a time. Give an aware datetime or seconds since 1970."
         )

@@ -65,6 +65,10 @@ def message_prefix(scope: str, operation: str, consumer: str, source: str, versi
     try:
         return _prefix(scope, operation, consumer, source, version)
     except (TypeError, AttributeError):
+        given = (scope, operation, consumer, source, version)
+        as_text = tuple(map(keys.plain, given))
+        if [*map(type, as_text)] != [*map(type, given)]:
+            return message_prefix(*as_text)
         parts: dict[str, Any] = {"operation": operation, "consumer": consumer, "source": source}
         wrong = ", ".join(
             f"{name}={keys.shown(part)}" for name, part in parts.items() if not isinstance(part, str)
@@ -77,5 +81,6 @@ def message_prefix(scope: str, operation: str, consumer: str, source: str, versi
 @lru_cache(maxsize=1024, typed=True)
 def _prefix(scope: str, operation: str, consumer: str, source: str, version: str | int) -> str:
     """``message:operation:consumer:source``, each in its own place, without the empty ones at the end."""
+    keys.check_plain(scope, operation, consumer, source, version)
     parts = [part.replace("%", "%25").replace(":", "%3A") for part in (operation, consumer, source)]
     return keys.prefix(scope, ":".join([MESSAGE_OPERATION, *parts]).rstrip(":"), version)

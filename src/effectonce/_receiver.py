@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from . import batch, codec, keys
 from ._answers import Call, call_of
-from ._attempt import CURRENT, Attempt
+from ._attempt import Attempt, surrounding
 from ._blocking import Blocking, run
 from ._colours import Colour
 from ._durations import Duration, seconds
@@ -464,8 +464,11 @@ class Receiver:
             raise InvalidKey(
                 f"{key!r} is not a key. Give a Key, the text an error carries, or the id of a claim."
             )
-        record = await colour.store.get(key) if key.count("|") >= 3 else None
-        return record or await colour.store.get(Key.of(key, CLAIM_OPERATION, self.scope).text)
+        is_text = key.count("|") >= 3
+        record = await colour.store.get(key) if is_text else None
+        if record is not None or (is_text and len(key) > keys.LONGEST):  # too long to be an id as well
+            return record
+        return await colour.store.get(Key.of(key, CLAIM_OPERATION, self.scope).text)
 
     async def _resolve(
         self, colour: Colour, key: str | Key, kind: Any, value: Any, hint: Any, policy: Policy | None
@@ -512,8 +515,8 @@ class _Decorator(typing.Protocol):
 
 
 def _is_inside() -> bool:
-    """Whether a handler is running around this."""
-    return CURRENT.get(None) is not None
+    """Whether a handler is running around this. A task that outlives the one that began it is inside of nothing."""
+    return next(surrounding(), None) is not None
 
 
 def _on_a_loop() -> bool:

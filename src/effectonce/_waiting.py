@@ -56,10 +56,18 @@ class Waiting:
         if running.claim.fingerprint != call.fingerprint:
             return None
         if call.policy.busy == "join" and running.outcome is not None:
-            return flow.join(call, running.outcome)
+            return flow.join(call, self._own(running))
         if running.recorded is not None:  # what the store would say, without asking it
             return flow.replay(call, answers.record_of(running, running.recorded))
         return None
+
+    def _own(self, running: Attempt) -> Outcome[Any]:
+        """The outcome of an attempt with a value of this caller's own: that of the other may be changed meanwhile."""
+        outcome: Outcome[Any] = running.outcome
+        if running.recorded is None or running.recorded.result is None:
+            return outcome
+        stored = answers.replayed(self._call, answers.record_of(running, running.recorded))
+        return outcome._replace(value=stored.value) if stored.error is None else outcome
 
     def _is_inside_of_its_holder(self, colour: Colour, decision: Decision, running: Attempt | None) -> bool:
         """Whether the key's holder can't end before this call does, because its handler runs around it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from . import keys
@@ -189,10 +189,13 @@ class Function(_Decorated[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once, or answer as the first time."""
-        return cast("R", self.outcome(*args, **kwargs).unwrap().value)
+        return cast("R", self._run(args, kwargs).unwrap().value)
 
     def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome[R]:
         receiver = self._asked(args, kwargs) if self._on else self._receiver
         call = self._call(args, kwargs)
         return run(receiver.flow.run(receiver.blocking, call, self._function, args, kwargs))
@@ -211,13 +214,16 @@ class AsyncFunction(_Decorated[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once, or answer as the first time."""
-        return cast("R", (await self.outcome(*args, **kwargs)).unwrap().value)
+        return cast("R", (await self._run(args, kwargs)).unwrap().value)
 
     async def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""
+        return await self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Outcome[R]]:
         receiver = self._asked(args, kwargs) if self._on else self._receiver
         call = self._call(args, kwargs)
-        return await receiver.flow.run(receiver.asyncio, call, self._function, args, kwargs)
+        return receiver.flow.run(receiver.asyncio, call, self._function, args, kwargs)
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...

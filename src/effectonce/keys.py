@@ -90,17 +90,32 @@ def prefix(scope: str, operation: str, version: str | int = "") -> str:
     try:
         return _prefix(scope, operation, version)
     except TypeError:
-        # Only an argument that can't be hashed gets here, and no such argument passes the check.
-        return _prefix.__wrapped__(scope, operation, version)
+        # One that can't be hashed, which does not pass the check; or text of a class of its own.
+        return _prefix.__wrapped__(*map(plain, (scope, operation, version)))
 
 
 @lru_cache(maxsize=4096, typed=True)
 def _prefix(scope: str, operation: str, version: str | int) -> str:
+    check_plain(scope, operation, version)
     edition = digits(version) if type(version) is int else version
     parts = (_checked("scope", scope), _checked("operation", operation), _checked("version", edition))
     if not operation.strip():
         raise InvalidKey("The operation is empty. Name what is done, such as 'payments.charge'.")
     return "".join(part.replace("%", "%25").replace("|", "%7C") + "|" for part in parts)
+
+
+def check_plain(*parts: object) -> None:
+    """Raise ``TypeError`` for text of a class of its own, in what is remembered by its arguments.
+
+    Others may be equal to it: then each would have the prefix of whoever came first, in every process another.
+    """
+    if any(isinstance(part, str) and type(part) is not str for part in parts):
+        raise TypeError("text of a class of its own")
+
+
+def plain(part: Any) -> Any:
+    """Text as it is, whatever its class makes of it."""
+    return str.__str__(part) if isinstance(part, str) else part
 
 
 def _unescaped(part: str) -> str:

@@ -160,7 +160,9 @@ def test_only_a_message_is_a_message(memory: Receiver, message: Any) -> None:
     assert nothing_happened(memory)
 
 
-NOT_TIMES = ["2024-05-01", b"1", [1], True, float("nan"), float("inf"), 1794812486508.9, datetime(2024, 5, 1)]  # noqa: DTZ001
+NOT_TIMES = [
+    "2024-05-01", b"1", [1], True, float("nan"), float("inf"), 1794812486508.9, -(10**400), datetime(2024, 5, 1)  # noqa: DTZ001
+]  # fmt: skip
 
 
 def hears_nothing(_: object) -> Any:
@@ -184,7 +186,19 @@ def test_a_breaker_is_a_breaker(breaker: Any) -> None:
         Receiver("memory://", breaker=breaker)
 
 
-@pytest.mark.parametrize("timestamp", NOT_TIMES, ids=repr)
+def test_a_long_key_that_is_not_there_is_none(memory: Receiver) -> None:
+    """What an error named may be forgotten by now, however long its text is."""
+    message = Message("x" * 255)
+    with pytest.raises(LookupError):
+        memory.process(message, Counted(LookupError()), policy=Policy(in_doubt=(LookupError,)))
+    key = memory.key_of(message)
+    assert memory.get(key) is not None
+    assert memory.get(key.replace("x", "y")) is None
+    assert memory.resolve(key.replace("x", "y"), "not_applied") is False
+    assert memory.resolve(key, "not_applied") is True
+
+
+@pytest.mark.parametrize("timestamp", NOT_TIMES, ids=lambda timestamp: repr(timestamp)[:30])
 def test_a_timestamp_is_a_time(memory: Receiver, timestamp: Any) -> None:
     """An aware datetime or seconds; anything else is refused, not compared."""
     with pytest.raises(UsageError, match="timestamp"):

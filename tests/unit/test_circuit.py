@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, must_not_run, running
+from tests.unit.receiving import Colour, Counted, Crash, StagedStore, Told, by_hand, must_not_run, running
 
 from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce._blocking import run
 from effectonce.errors import StoreClosed, StoreMismatch, UsageError
+from effectonce.keys import Key
 from effectonce.stores import Breaker, Features, open_store
 from effectonce.stores._circuit import Circuit
 from effectonce.testing.clocks import ManualClock
@@ -354,6 +355,16 @@ def test_a_reused_key_is_told_also_then(colour: Colour, fallback: Any) -> None:
         stage.process(must_not_run, Message("e-1", {"cents": 6}))
 
 
+def test_a_small_cache_of_one_operation_drops_nothing_of_another(colour: Colour) -> None:
+    """Policies share the cache, and each has at least as many keys in it as it says."""
+    stage = Stage(colour, fallback="cached_response")
+    for number in range(3):
+        stage.process(Counted(number), Message(f"e-{number}"))
+    stage.process(Counted(), Message("small"), policy=Policy(local_cache=1))
+    stage.go_away()
+    assert [stage.process(must_not_run, Message(f"e-{number}")).value for number in range(3)] == [0, 1, 2]
+
+
 def test_cached_response_refuses_what_is_new(colour: Colour) -> None:
     """What was not seen here can't be proven new."""
     stage = Stage(colour, fallback="cached_response")
@@ -414,6 +425,22 @@ def test_open_runs_nothing_that_this_process_is_at(colour: Colour, form: str) ->
     stage.clock.advance(60)
     run(stage.receiver._keeper.tick(stage.store, stage.clock()))
     assert stage.process(must_not_run).value == "first"
+
+
+@pytest.mark.parametrize("result", ["first", Crash(), LookupError()])
+def test_open_runs_nothing_beside_what_runs_unprotected(colour: Colour, result: Any) -> None:
+    """A burst of one message is one effect in this process, also while there is nobody to claim it from."""
+    stage = Stage(colour, fallback="open")
+    stage.go_away()
+    with running(stage.receiver, EVENT, result):
+        with pytest.raises(StoreUnavailable):
+            stage.process(must_not_run)
+        assert stage.colour.batch(stage.receiver, [EVENT], must_not_run)[0].status == "store_error"
+        key = Key.parse(stage.receiver.key_of(EVENT))
+        with pytest.raises(StoreUnavailable), stage.receiver.claim(key, payload=EVENT.payload):
+            pytest.fail("ran")
+        assert stage.process(Counted("another's"), Message("e-2")).value == "another's"
+    assert stage.process(Counted("again")).value == "again"
 
 
 def test_open_runs_what_was_given_back(colour: Colour) -> None:

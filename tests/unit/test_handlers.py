@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
+from weakref import ref
 
 import pytest
 
@@ -99,6 +102,29 @@ def _of(handler: Callable[[Any], Receipt], receiver: Receiver, message: Message)
     return cast("Receipt", value)
 
 
+async def paid_later(asked: object) -> Receipt:
+    return pay_one(asked)
+
+
+def promised(asked: object) -> Awaitable[Receipt]:
+    return paid_later(asked)
+
+
+def begun(asked: object) -> Coroutine[Any, Any, Receipt]:
+    return paid_later(asked)
+
+
+@pytest.mark.parametrize("handler", [paid_later, promised, begun])
+def test_what_is_awaited_has_the_type_that_comes_of_it(handler: Callable[[Any], Awaitable[Receipt]]) -> None:
+    """A plain function that returns something to await says so, and its result comes back all the same."""
+
+    async def twice() -> list[Receipt | None]:
+        async with Receiver("memory://") as receiver:
+            return [(await receiver.aprocess(Message("e-1"), handler)).value for _ in range(2)]
+
+    assert asyncio.run(twice()) == [Receipt(1)] * 2
+
+
 def test_what_hints_say() -> None:
     """A class makes its own instances; what can't be resolved, or is nowhere written, says nothing."""
     assert hint_of(Receipt) is Receipt
@@ -106,6 +132,33 @@ def test_what_hints_say() -> None:
     silents: list[Any] = [lambda message: message, print, unresolvable, Receipt(1)]
     for silent in silents:
         assert hint_of(silent) is Any
+
+
+class Order:
+    """What a handler may hold on to."""
+
+    def handle(self, _: object) -> Receipt:
+        return Receipt(1)
+
+
+def closed_over(order: Order) -> Callable[[Any], Receipt]:
+    def handler(_: object) -> Receipt:
+        return order.handle(_)
+
+    return handler
+
+
+@pytest.mark.parametrize("handler_for", [closed_over, lambda order: order.handle], ids=["closure", "method"])
+def test_what_a_handler_holds_is_let_go_of(handler_for: Callable[[Order], Any]) -> None:
+    """A handler that is made for one message is forgotten with it, and so is all that it has: a session, a body."""
+    with Receiver("memory://") as receiver:
+        order = Order()
+        for _ in range(2):
+            assert receiver.process(Message("e-1"), handler_for(order)).value == Receipt(1)
+        held = ref(order)
+        del order
+        gc.collect()
+        assert held() is None
 
 
 def test_what_is_awaited() -> None:

@@ -29,6 +29,7 @@ from effectonce._attempt import Attempt
 from effectonce._blocking import run
 from effectonce._keeper import Keeper
 from effectonce._records import Claim, Completion, Renewal, State
+from effectonce.hooks import Event
 from effectonce.keys import Key, new_owner
 from effectonce.sessions import Request, Sessions
 from effectonce.stores import Breaker
@@ -720,6 +721,46 @@ def test_sessions_that_nobody_closes_leave_nothing(monkeypatch: pytest.MonkeyPat
     gc.collect()
     assert [keeper() for keeper in kept] == [None] * 5
     receiver.close()
+
+
+def test_a_thread_that_is_not_to_be_had_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Short of threads, or at the end of the interpreter: a handler runs while its lease lasts, and is recorded."""
+    store = StagedStore()
+    receiver = Receiver(store, policy=SHORT)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short_of_threads:
+        short_of_threads.setattr(threading.Thread, "start", refused)
+        assert receiver.process(Message("e-1"), Counted()).status == "executed"
+    assert "can't start new thread" in caplog.text
+    receiver.process(Message("e-2"), lambda _: renewed(store, 2))
+
+
+def test_a_hook_that_wants_to_exit_costs_nobody_a_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """``sys.exit`` on the keeper's thread would end that thread without a word: all other leases went with it."""
+
+    def exits(event: Event) -> None:
+        if event.kind == "lease_lost":
+            raise SystemExit(1)
+
+    store = StagedStore()
+    receiver = Receiver(store, policy=SHORT, hooks=[exits])
+
+    def handler(_: Message) -> None:
+        store._records.clear()
+        wait_until(lambda: current()._lost, what="The word that the lease is lost")
+
+    with pytest.raises(LeaseLost):
+        receiver.process(Message("e-1"), handler)
+    store.calls.clear()
+    receiver.process(Message("e-2"), lambda _: renewed(store, 2))
+    assert "SystemExit" in caplog.text
 
 
 def test_close_ends_the_thread() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from effectonce import keys
+from effectonce import Message, Receiver, keys
 from effectonce.codec import Unencodable
 from effectonce.errors import InvalidKey, UsageError
 from effectonce.keys import Key
@@ -118,6 +118,27 @@ def test_only_the_operation_must_not_be_empty() -> None:
     assert keys.prefix("", "op", "") == "|op||"
     with pytest.raises(InvalidKey, match="operation is empty"):
         keys.prefix("", " ", "")
+
+
+class Caseless(str):
+    """Text that is equal to any of the same letters."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.lower() == other.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.lower())
+
+
+def test_a_key_does_not_depend_on_who_came_before() -> None:
+    """Text whose class calls others equal counts as its characters: else each process would have keys of its own."""
+    receiver = Receiver("memory://")
+    for name in ("Acme", "ACME"):
+        odd = Caseless(name)
+        assert keys.prefix(odd, odd, odd) == f"{name}|{name}|{name}|"
+        assert receiver.key_of(Message("1", source=odd), scope=odd) == f"{name}|message:::{name}||1"
 
 
 def test_an_id_of_a_str_subclass_becomes_a_plain_one() -> None:

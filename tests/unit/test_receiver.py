@@ -509,6 +509,31 @@ def test_a_joined_error_is_shared(shared: Receiver, colour: Colour, told: Told) 
     assert raised.value is error
 
 
+def test_a_joined_result_is_nobody_elses(shared: Receiver, colour: Colour, told: Told) -> None:
+    """Whoever got the first answer may change what it was given: a duplicate has the answer as it was recorded."""
+    answer = {"cents": 500}
+    with running(shared, EVENT, answer) as leave:
+        second = Caller(lambda: colour.process(shared, EVENT, must_not_run, policy=Policy(busy="join")))
+        is_waiting(told)
+        leave.set()
+        joined = second.answer()
+    answer["cents"] = 0
+    assert (joined.status, joined.value) == ("replayed", {"cents": 500})
+
+
+@pytest.mark.parametrize("result", [object(), ["not stored"]])
+def test_a_joined_result_need_not_be_stored(
+    shared: Receiver, colour: Colour, told: Told, result: object
+) -> None:
+    """Who joins an attempt gets what a later repeat can't have."""
+    policy = Policy(busy="join", store_result=False) if isinstance(result, list) else Policy(busy="join")
+    with running(shared, EVENT, result, policy=policy) as leave:
+        second = Caller(lambda: colour.process(shared, EVENT, must_not_run, policy=policy))
+        is_waiting(told)
+        leave.set()
+        assert second.answer().value is result
+
+
 def test_a_duplicate_may_be_rejected(shared: Receiver, other: Receiver, colour: Colour) -> None:
     """busy="reject" says at once when to ask again."""
     with running(shared, EVENT, policy=Policy(lease=LONG)), pytest.raises(InProgress) as refused:
@@ -1371,6 +1396,36 @@ def test_closing_on_a_loop_waits_for_what_runs(tmp_path: Path) -> None:
         assert (await running).value == "kept"
 
     asyncio.run(closed_in_the_middle())
+    with Receiver(url) as second:
+        assert second.process(EVENT, must_not_run).value == "kept"
+
+
+def test_a_task_that_outlives_its_handler_closes_as_anybody_does(tmp_path: Path) -> None:
+    """What a handler has started is in that handler's context for good: only while it runs is that inside of it."""
+    url = f"sqlite:///{tmp_path}/effects.db"
+
+    async def closed_by_a_task() -> None:
+        began, proceed, receiver = asyncio.Event(), asyncio.Event(), Receiver(url)
+
+        async def close_when_it_runs() -> None:
+            await began.wait()
+            asyncio.get_running_loop().call_later(0.02, proceed.set)
+            await receiver.aclose()
+
+        async def start(_: Message) -> None:
+            started.append(asyncio.create_task(close_when_it_runs()))
+
+        async def slow(_: Message) -> str:
+            began.set()
+            await proceed.wait()
+            return "kept"
+
+        started: list[asyncio.Task[None]] = []
+        await receiver.aprocess(Message("e-0"), start)
+        assert (await receiver.aprocess(EVENT, slow)).value == "kept"
+        await started[0]
+
+    asyncio.run(closed_by_a_task())
     with Receiver(url) as second:
         assert second.process(EVENT, must_not_run).value == "kept"
 

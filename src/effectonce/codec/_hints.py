@@ -7,7 +7,7 @@ import sys
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import (
     Annotated,
@@ -37,6 +37,9 @@ _WRAPPERS = (
     typing.NotRequired,
     getattr(typing, "ReadOnly", Final),
 )
+
+_AWAITED = (Awaitable, Coroutine)
+"""What a handler may say that it returns: what comes of that is its result."""
 
 
 class Plan:
@@ -145,6 +148,8 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
         return args
     if origin in _WRAPPERS:
         return args[:1]
+    if origin in _AWAITED:
+        return args[-1:]
     if origin is Literal:
         return tuple(map(type, args))
     if isinstance(hint, NewType):

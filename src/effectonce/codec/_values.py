@@ -15,6 +15,9 @@ from ._leaves import LEAVES, Leaf
 LONGEST_INT = 4300
 """Digits: Python's own limit, unless it is set to another, for integers that it prints and parses."""
 
+DOLLAR, TAG = ord("$"), b'"$"'
+"""What a tag begins with. Most data has no such byte at all, and one byte is looked for in a tenth of the time."""
+
 _BIG = 10**LONGEST_INT
 _UNTOUCHED: frozenset[type] = frozenset({str, bool, type(None)})
 _STR: frozenset[type] = frozenset({str})
@@ -48,7 +51,8 @@ def decode(data: bytes, hint: Any = Any) -> Any:
     try:
         if type(hint) is Form:
             return hint.read(data)
-        return unpack_as(parse(data), plan_of(hint)) if b'"$"' in data else parse(data)
+        is_tagged = DOLLAR in data and TAG in data
+        return unpack_as(parse(data), plan_of(hint)) if is_tagged else parse(data)
     except Exception as error:
         raise _unreadable(hint, error) from error
 
