@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -13,7 +14,8 @@ from tests.unit.receiving import Colour, Counted, StagedStore, Told, by_hand, cr
 
 from effectonce import Message, Policy, Receiver, StoreUnavailable, current
 from effectonce import hooks as hooks_module
-from effectonce.hooks import Event, EventKind, Figures, log_events
+from effectonce._tally import UNREAD_MOST
+from effectonce.hooks import Event, EventKind, Events, Figures, log_events
 from effectonce.policy import Resolution
 from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock, wait_until
@@ -513,8 +515,38 @@ def test_counting_is_bounded(stage: Stage) -> None:
     for _ in range(3):
         receiver.process_batch([Message(f"{stage.clock()}-{n}") for n in range(3000)], Counted(), size=1000)
         stage.clock.advance(60)
-    assert len(receiver.events._unread) <= receiver.events.UNREAD_LIMIT + 1
-    assert receiver.stats().since_start.counts["completed"] == 9000
+    receiver.process_batch([Message(f"{stage.clock()}-{n}") for n in range(6000)], Counted(), size=1000)
+    assert sum(len(minute.unread) for minute in receiver.events._minutes.values()) <= UNREAD_MOST
+    stage.clock.advance(DAY)
+    receiver.process(Message("much later"), Counted())
+    assert len(receiver.events._minutes) == 1, "what is older than an hour is one sum"
+    assert receiver.stats().since_start.counts["completed"] == 15_001
+
+
+def test_no_event_gets_lost_between_threads(clock: ManualClock) -> None:
+    """However many count at once, over the end of a minute and while others look: each event counts once."""
+    events, threads, each = Events((), clock), 8, 5_000
+    ready = threading.Barrier(threads + 1)
+
+    def count() -> None:
+        ready.wait()
+        for number in range(each):
+            events.note("replayed", clock())
+            events.note("completed", clock(), 0.01)
+            if number % 500 == 0:
+                clock.advance(7)
+
+    callers = [Caller(count) for _ in range(threads)]
+    ready.wait()
+    looks = [0]
+    while any(caller.is_alive() for caller in callers):
+        looks.append(events.stats(60).since_start.counts.get("replayed", 0))
+    for caller in callers:
+        caller.answer()
+    counts = events.stats(5).since_start.counts
+    assert looks == sorted(looks)
+    assert (counts["replayed"], counts["completed"], counts["claimed"]) == (threads * each,) * 3
+    assert events.stats(5).since_start.counts == counts, "to look changes nothing"
 
 
 def test_loops_and_threads_count_together() -> None:
