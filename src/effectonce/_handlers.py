@@ -57,6 +57,42 @@ def refuse(handler: Any, instead: str) -> None:
     raise ColourMismatch(f"{handler!r} is a coroutine function. Use `await receiver.{instead}(...)` for it.")
 
 
+def hint_of_plain(handler: Callable[..., Any], instead: str) -> Any:
+    """What a handler returns that is called and no more; raises if it is no such handler."""
+    known = _PLAIN.get(id(handler))
+    if known is None or known[0]() is not handler:
+        if not is_plain(handler):
+            refuse(handler, instead)
+        known = _looked_at(_PLAIN, handler)
+    return known[1]
+
+
+def hint_of_awaited(handler: Callable[..., Any], name: str) -> Any:
+    """What a handler returns that is called and awaited; raises if it is no such handler."""
+    known = _AWAITED.get(id(handler))
+    if known is None or known[0]() is not handler:
+        check_awaited(handler, name)
+        known = _looked_at(_AWAITED, handler)
+    return known[1]
+
+
+Known = tuple[Callable[[], Any], Any]
+_PLAIN: dict[int, Known] = {}
+_AWAITED: dict[int, Known] = {}
+"""Functions that were looked at, and what they return, by their place: every call asks, and a WeakKeyDictionary would
+take ten times as long."""
+
+
+def _looked_at(known: dict[int, Known], handler: Callable[..., Any]) -> Known:
+    """Remember what a function returns, for as long as others keep it. (Methods are made anew for every call.)"""
+    hint = hint_of(handler)
+    if type(handler) is not FunctionType:
+        return (lambda: None), hint
+    place = id(handler)
+    found = known[place] = ref(handler, lambda _: known.pop(place, None)), hint
+    return found
+
+
 def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
     """What an annotation says of a function's result, or of a parameter; Any if it says nothing that can be resolved.
 
@@ -78,7 +114,7 @@ def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
 
 
 _CLOSURES: dict[int, tuple[ref[FunctionType], dict[str, Any]]] = {}
-"""By the place of a function, which is asked for at every call: a WeakKeyDictionary would take ten times as long."""
+"""By the place of a function, as above."""
 
 
 def _of_closure(function: FunctionType, name: str) -> Any:

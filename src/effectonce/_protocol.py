@@ -55,7 +55,9 @@ def decide_claim(record: Record | None, claim: Claim, now: float, floor: int) ->
 
     The answer's record is to be written when it is not the one that was read.
     """
-    if record is None or is_expired(record, now):  # 1. unknown: new, unless it is too old to be proven new
+    if record is None or (
+        record.expires_at <= now and is_expired(record, now)
+    ):  # 1. unknown: new, unless it is too old to be proven new
         if not claim.may_create:
             return Decision(Verdict.LATE, record)
         fence = floor if record is None else max(floor, record.fence)

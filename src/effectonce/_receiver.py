@@ -19,7 +19,7 @@ from ._colours import Colour
 from ._durations import Duration, seconds
 from ._flow import Flow
 from ._fork import tell_of_forks
-from ._handlers import check_awaited, hint_of, is_plain, refuse
+from ._handlers import check_awaited, hint_of, hint_of_awaited, hint_of_plain, is_plain, refuse
 from ._keeper import Keeper
 from ._messages import Message, Outcome
 from ._operations import CLAIM_OPERATION, Functions, is_saga, message_prefix, own_name
@@ -110,9 +110,8 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Run ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        if not is_plain(handler):
-            refuse(handler, "aprocess")
-        call = self._call(message, handler, operation, version, scope, policy)
+        hint = hint_of_plain(handler, "aprocess")
+        call = self._call(message, hint, operation, version, scope, policy)
         outcome = run(self.flow.run(self.blocking, call, handler, (message,), {}))
         return outcome if outcome.error is None else outcome.unwrap()
 
@@ -127,8 +126,8 @@ class Receiver:
         policy: Policy | None = None,
     ) -> Outcome[R]:
         """Await ``handler(message)`` once; every repeat gets the first result. Raises what gave no result."""
-        check_awaited(handler, "aprocess")
-        call = self._call(message, handler, operation, version, scope, policy)
+        hint = hint_of_awaited(handler, "aprocess")
+        call = self._call(message, hint, operation, version, scope, policy)
         outcome = await self.flow.run(self.asyncio, call, handler, (message,), {})
         return outcome if outcome.error is None else outcome.unwrap()
 
@@ -300,7 +299,7 @@ class Receiver:
         self, message: Message, *, operation: str = "", version: str | int = "", scope: str | None = None
     ) -> str:
         """The key of a message, as errors, events and ``get`` name it."""
-        return self._call(message, _nothing, operation, version, scope, None).key
+        return self._call(message, Any, operation, version, scope, None).key
 
     def get(self, key: str | Key) -> Record | None:
         """What the store remembers of a key."""
@@ -397,13 +396,13 @@ class Receiver:
     def _call(
         self,
         message: Message,
-        handler: Callable[..., Any],
+        hint: Any,
         operation: str,
         version: str | int,
         scope: str | None,
         policy: Policy | None,
     ) -> Call:
-        """The call that a message makes."""
+        """The call that a message makes, whose result is of a type."""
         if not isinstance(message, Message):
             raise _no_message(message)
         source = message[3]
@@ -411,7 +410,7 @@ class Receiver:
             prefix = self._prefix_of(source, operation, version, scope)
         else:
             prefix = self._prefix
-        return self._asked(message, prefix, self._policy(policy), hint_of(handler))
+        return self._asked(message, prefix, self.policy if policy is None else _policy(policy), hint)
 
     def _asked(self, message: Message, prefix: str, policy: Policy, hint: Any) -> Call:
         """The same, with what a batch has in common worked out."""
@@ -523,10 +522,6 @@ def _on_a_loop() -> bool:
     from asyncio import _get_running_loop
 
     return _get_running_loop() is not None
-
-
-def _nothing(message: Message) -> None:
-    """A handler for a message that is only named."""
 
 
 def _no_message(message: object) -> UsageError:

@@ -67,6 +67,9 @@ class Identity:
         apart = {*ignore, *named, *(name for name in self.parameters[:1] if name in RECEIVERS_OF_A_CALL)}
         self._asked = tuple(name for name in self.parameters if name not in apart)
         self._prefix = None if callable(scope) else keys.prefix(scope, operation, self.version)
+        is_all = isinstance(key, str) and not self._asked and self._positional and self._prefix is not None
+        self._place = self.parameters.index(key) if is_all and key in self.parameters else None
+        """Where the argument is that says everything, if there is one."""
 
     def check_scope(self, scope: object) -> None:
         """Refuse a scope that was meant as a parameter's name, as a key is: all callers would share it."""
@@ -82,6 +85,14 @@ class Identity:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, hint: Any) -> Call:
         """Describe one call. The arguments that the key does not name go into the fingerprint."""
+        place = self._place
+        if (
+            place is not None
+            and not kwargs
+            and len(args) == len(self.parameters)
+            and type(args[place]) is str
+        ):
+            return call_of(cast("str", self._prefix) + keys.check_id(args[place]), b"", policy, hint)
         bound = self.bind(args, kwargs)
         try:
             if self.key is None:
@@ -214,7 +225,8 @@ class AsyncFunction(_Decorated[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once, or answer as the first time."""
-        return cast("R", (await self._run(args, kwargs)).unwrap().value)
+        outcome = await self._run(args, kwargs)
+        return cast("R", outcome.value if outcome.error is None else outcome.unwrap())
 
     async def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """The same, as an outcome that says what happened; it never raises for a refusal or a failure."""

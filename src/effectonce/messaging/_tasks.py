@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from .. import _blocking
 from .._attempt import surrounding
 from .._durations import Duration, seconds
+from .._handlers import hint_of
 from .._messages import Message, Outcome
 from ..errors import NotApplied, Unencodable
 from ._delivery import Answer, Pace, Raise, answer, decide, message_policy
@@ -100,10 +101,12 @@ class Tasks:
 
     def _call(self, task: Task) -> Call:
         try:
-            return self.receiver._call(task.message, task.function, task.operation, "", None, self.policy)
+            return self.receiver._call(
+                task.message, hint_of(task.function), task.operation, "", None, self.policy
+            )
         except Unencodable:  # then repetitions are known by their id alone
             message = task.message._replace(payload=None)
-            return self.receiver._call(message, task.function, task.operation, "", None, self.policy)
+            return self.receiver._call(message, hint_of(task.function), task.operation, "", None, self.policy)
 
     def _answer(self, outcome: Outcome[Any], task: Task) -> Answer:
         found = answer(outcome, decide(outcome, self.policy, self.pace, task.times))
