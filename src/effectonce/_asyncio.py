@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -73,7 +73,7 @@ class Asyncio:
         finally:
             watch.end()
 
-    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+    async def apart(self, work: Awaitable[T]) -> T:
         """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
         return await apart(work)
 
@@ -86,13 +86,18 @@ class Asyncio:
         return side.results, interrupted
 
 
-async def apart(work: Coroutine[Any, Any, T]) -> T:
+async def apart(work: Awaitable[T]) -> T:
     """Await something in a task of its own, to its end, however often this one is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(_awaited(work))
     while not task.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([task])
     return task.result()
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    """A coroutine of what may be no coroutine: only that can be a task."""
+    return await work
 
 
 def _refuse_trio() -> None:

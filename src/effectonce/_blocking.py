@@ -87,7 +87,7 @@ class Blocking:
         """A coroutine can't be awaited here."""
         raise not_awaited(attempt, handler)
 
-    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+    async def apart(self, work: Awaitable[T]) -> T:
         """Nobody is cancelled here."""
         return await work
 

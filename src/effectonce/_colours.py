@@ -6,9 +6,9 @@ And what both need because of it: whoever may be cancelled at any await still ha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ._blocking import Gathered, Job
 from .errors import StoreError, StoreUnavailable, UsageError
@@ -40,12 +40,12 @@ class Colour(Protocol):
     async def pause(self, seconds: float) -> None: ...
     async def wait(self, attempt: Attempt, seconds: float) -> None: ...
     async def attend(self, attempt: Attempt, handler: Awaitable[T]) -> T: ...
-    async def apart(self, work: Coroutine[Any, Any, T]) -> T: ...
+    async def apart(self, work: Awaitable[T]) -> T: ...
     async def gather(self, jobs: Sequence[Job[T]], limit: int) -> Gathered[T]: ...
 
 
 async def insist(
-    colour: Colour, send: Callable[[], Coroutine[Any, Any, T]], cancelled: BaseException | None = None
+    colour: Colour, send: Callable[[], Awaitable[T]], cancelled: BaseException | None = None
 ) -> tuple[T | StoreError | UsageError, BaseException | None]:
     """Send a command until it is answered, also when this task is cancelled: every verb may be sent twice.
 

@@ -83,7 +83,8 @@ class Flow:
                     answer = error
             verdict, record, left = answer if type(answer) is Decision else NO_ANSWER
             if verdict is REPLAY and record is not None:
-                return self.replay(call, record, left)
+                self.note_replay(call, record, left)
+                return answers.replayed(call, record)
             if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
                 attempt = self.begin(call, CLAIMED, record, started)
             else:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+from tests.contract.circuits import behind_a_circuit
 from tests.integration.postgres_helpers import Session, drop, turning
 from tests.servers.fixtures import HasURL
 
@@ -54,9 +55,15 @@ class TestPostgresStore(StoreContract):
 
 @pytest.mark.parametrize("subject", ["asyncio"], indirect=True)
 class TestPostgresStoreOnAsyncpg(TestPostgresStore):
-    """The same through asyncpg, for callers on an event loop. Blocking callers are served by psycopg, as above."""
+    """The same through asyncpg, for callers on an event loop. Blocking callers are served by psycopg, as above.
+
+    And behind a circuit as receivers have it: on an event loop its usual commands go another way there.
+    """
 
     driver = "asyncpg"
+
+    def make_store(self, clock: ManualClock) -> Store:
+        return behind_a_circuit(super().make_store(clock))
 
     def test_a_waiting_store_does_not_block_the_event_loop(self, subject: Subject) -> None:
         """Said again, because there it is already for one colour only."""

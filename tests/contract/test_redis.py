@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.contract.circuits import behind_a_circuit
 from tests.integration.redis_helpers import clients, forget
 from tests.servers.fixtures import HasURL
 
@@ -57,7 +58,13 @@ class TestValkey(RedisContract):
 
 
 class TestRedis7(RedisContract):
-    """On Redis."""
+    """On Redis, behind a circuit as receivers have it: on an event loop its usual commands go another way there."""
+
+    def make_store(self, clock: ManualClock) -> Store:
+        return behind_a_circuit(super().make_store(clock))
+
+    def reopen(self, clock: ManualClock) -> Store:
+        return behind_a_circuit(super().reopen(clock))
 
     @pytest.fixture(autouse=True)
     def server(self, redis7: HasURL) -> Iterator[None]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.receiving import Colour, Counted, Crash, StagedStore, Told, by_hand, must_not_run, running
 
 from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce._blocking import run
+from effectonce._protocol import decide_claim
+from effectonce._records import Claim, Completion, Decision, Ending, State, Verdict
 from effectonce.errors import StoreClosed, StoreMismatch, UsageError
 from effectonce.keys import Key
 from effectonce.stores import Breaker, Features, open_store
 from effectonce.stores._circuit import Circuit
+from effectonce.stores._crowds import CrowdStore
+from effectonce.stores._guarded import GuardedStore, guarded
+from effectonce.stores._waiters import Waiter
+from effectonce.stores.memory import MemoryStore
 from effectonce.testing.clocks import ManualClock
 
 EVENT = Message("e-1", {"cents": 5})
@@ -249,6 +256,128 @@ def test_an_ending_goes_through_an_open_circuit(stage: Stage) -> None:
 
     assert stage.process(handler).status == "executed"
     assert stage.changes() == ["opened", "closed"]
+
+
+class CrowdedStore(MemoryStore, CrowdStore):
+    """A store whose callers wait for an answer that the test gives; what is not sent so is asked for alone."""
+
+    features = Features()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.loop, self.sent, self.alone = loop, list[Waiter[Any]](), 0
+
+    def for_asyncio(self) -> CrowdedStore:
+        return self
+
+    async def claim(self, claim: Claim) -> Decision:
+        self.alone += 1
+        return await super().claim(claim)
+
+    def claim_soon(self, claim: Claim) -> Waiter[Any] | None:
+        if not claim.may_create:
+            return None
+        self.sent.append(Waiter(self.loop))
+        return self.sent[-1]
+
+    def decided(self, claim: Claim, answer: Any) -> Decision | None:
+        return decide_claim(None, claim, 0.0, 0) if answer == "new" else None
+
+    async def claim_on(self, claim: Claim, answer: Any) -> Decision:
+        raise answer if isinstance(answer, Exception) else AssertionError(answer)
+
+    def end_soon(self, completion: Completion) -> Waiter[Any] | None:
+        waiter: Waiter[Any] = Waiter(self.loop)
+        waiter.set_result(Ending.DONE)
+        return waiter
+
+    def ended(self, completion: Completion, answer: Any) -> Ending | None:
+        return cast("Ending", answer)
+
+
+def crowd(story: Callable[[CrowdedStore, Circuit, GuardedStore], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        circuit = Circuit(Breaker(errors=2), ManualClock())
+        store = CrowdedStore(asyncio.get_running_loop())
+        await story(store, circuit, guarded(store, circuit))
+
+    asyncio.run(main())
+
+
+def claim(key: str = "k", **terms: Any) -> Claim:
+    return Claim(key, b"me", b"", 60.0, 60.0, **terms)
+
+
+def test_a_crowd_tells_the_circuit() -> None:
+    """What its callers meet, while they wait or afterwards, counts as it does for one who asks alone."""
+
+    async def story(store: CrowdedStore, circuit: Circuit, front: GuardedStore) -> None:
+        for answer in ("new", GONE, StoreMismatch("not ours"), GONE, GONE):
+            asking = asyncio.ensure_future(wrapped(front.claim(claim())))
+            await asyncio.sleep(0)
+            if isinstance(answer, StoreUnavailable):
+                store.sent[-1].set_exception(answer)
+            else:
+                store.sent[-1].set_result(answer)
+            if isinstance(answer, Exception):
+                with pytest.raises(type(answer)):
+                    await asking
+            else:
+                assert (await asking).verdict is Verdict.CLAIMED
+            cast("ManualClock", circuit.monotonic).advance(0.1)
+        assert (circuit.state, store.alone) == ("open", 0)
+
+    crowd(story)
+
+
+def test_an_open_circuit_refuses_a_crowd_and_lets_one_of_it_look() -> None:
+    """Nothing is sent until it is time; then one goes alone, as everybody else's. Endings always go."""
+
+    async def story(store: CrowdedStore, circuit: Circuit, front: GuardedStore) -> None:
+        fail(circuit, 2)
+        with pytest.raises(StoreUnavailable, match="not asked"):
+            await front.claim(claim())
+        assert (store.sent, store.alone) == ([], 0)
+        assert await front.complete(Completion("k", b"me", 1, State.COMPLETED, None, 60.0)) is Ending.FENCED
+        assert circuit.state == "closed", "an answer is an answer"
+        fail(circuit, 2)
+        cast("ManualClock", circuit.monotonic).advance(10)
+        assert (await front.claim(claim())).verdict is Verdict.CLAIMED
+        assert (store.sent, store.alone, circuit.state) == ([], 1, "closed")
+
+    crowd(story)
+
+
+def test_what_a_crowd_can_not_send_is_asked_alone() -> None:
+    """A message that is too old to be new, or whatever else its store has no quick way for."""
+
+    async def story(store: CrowdedStore, circuit: Circuit, front: GuardedStore) -> None:
+        assert (await front.claim(claim(may_create=False))).verdict is Verdict.LATE
+        assert (store.sent, store.alone) == ([], 1)
+        assert await front.complete(Completion("k", b"me", 1, State.COMPLETED, None, 60.0)) is Ending.DONE
+
+    crowd(story)
+
+
+def test_one_of_a_crowd_who_is_cancelled_says_nothing_of_the_store() -> None:
+    """Neither that it answers nor that it is away; what comes afterwards is nobody's."""
+
+    async def story(store: CrowdedStore, circuit: Circuit, front: GuardedStore) -> None:
+        fail(circuit)
+        asking = asyncio.ensure_future(wrapped(front.claim(claim())))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert store.sent[0].done()
+        assert circuit._in_a_row == 1
+
+    crowd(story)
+
+
+async def wrapped(command: Any) -> Any:
+    """A command in a coroutine: what a crowd awaits is no task by itself."""
+    return await command
 
 
 def test_no_breaker_asks_every_time(colour: Colour) -> None:

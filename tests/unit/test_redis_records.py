@@ -47,12 +47,12 @@ ended = st.builds(
 def stored(record: Record) -> Record:
     """What is read of a record that was written."""
     last = last_of(record)
-    return read(packed(record), -1 if last is None else last)
+    return read(packed(record), inf if last is None else (last + 1) / 1000)
 
 
-def read(value: bytes, last: float = 5) -> Record:
-    """What is read of the bytes that a server has at the key ``k``."""
-    record, now = told("k", TIMES.pack(1_500_000, last) + value)
+def read(value: bytes, ends: float = 0.006) -> Record:
+    """What is read of the bytes that a server has at the key ``k``, and will forget at a time."""
+    record, now = told("k", TIMES.pack(1.5, ends) + value)
     assert now == 1.5
     assert record is not None
     return record

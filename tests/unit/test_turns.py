@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -274,6 +275,36 @@ def test_each_loop_has_its_own_thing() -> None:
     assert first.closed >= 1
     assert second.closed >= 1
     assert list(things) == []
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_loops_that_take_turns_on_a_thread_are_told_apart(kind: str) -> None:
+    """Each finds its own, whichever ran last, there and on another thread; and none outside of all loops."""
+    new_loop: Any = (
+        asyncio.new_event_loop if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    )
+    things, loops = PerLoop(Thing), [new_loop() for _ in range(3)]
+
+    async def main() -> Thing:
+        return things.here()
+
+    try:
+        first, second = (loop.run_until_complete(main()) for loop in loops[:2])
+        assert first is not second
+        for _ in range(2):
+            assert loops[0].run_until_complete(main()) is first
+            assert loops[1].run_until_complete(main()) is second
+        with ThreadPoolExecutor(1) as thread:
+            third = thread.submit(loops[2].run_until_complete, main()).result()
+            assert third is not second
+            assert thread.submit(loops[0].run_until_complete, main()).result() is first, "it has moved"
+        assert loops[1].run_until_complete(main()) is second
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            things.here()
+    finally:
+        for loop in loops:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
 
 def test_what_is_closed_is_closed_on_its_loop() -> None:

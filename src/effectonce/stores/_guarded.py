@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from functools import partial
+from types import coroutine
+from typing import Any, TypeVar
 
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from ..errors import StoreError, StoreUnavailable
 from ._circuit import Circuit
+from ._crowds import CrowdStore
+from ._waiters import NONE, WAITING, Waiter
 from .base import PartlyAnswered, Store, StoreStats, all_answered
 
 T = TypeVar("T")
+O = TypeVar("O", Claim, Completion)  # noqa: E741
 
 
 def guarded(store: Store, circuit: Circuit) -> GuardedStore:
     """The store behind a circuit, or behind one for each of its servers."""
-    return GuardedServers(store, circuit) if store.is_scattered else GuardedStore(store, circuit)
+    if store.is_scattered:
+        return GuardedServers(store, circuit)
+    return GuardedCrowd(store, circuit) if isinstance(store, CrowdStore) else GuardedStore(store, circuit)
 
 
 class GuardedStore(Store):
@@ -115,6 +122,49 @@ class GuardedStore(Store):
             raise
         circuit.answered(circuit.monotonic() - started)
         return answer
+
+
+class GuardedCrowd(GuardedStore):
+    """The same for a store whose callers are many: sending, waiting, deciding and watching are one generator."""
+
+    claim: Any
+    complete: Any
+
+    def __init__(self, store: CrowdStore, circuit: Circuit) -> None:
+        super().__init__(store, circuit)
+        # Not methods that call it: a crowd would pay for those, too.
+        self.claim = partial(_asked, circuit, store.claim_soon, store.decided, store.claim_on, super().claim)
+        self.complete = partial(_asked, circuit, store.end_soon, store.ended, store.end_on, super().complete)
+
+
+@coroutine
+def _asked(
+    circuit: Circuit,
+    send: Callable[[O], Waiter[Any] | None],
+    decided: Callable[[O, Any], T | None],
+    go_on: Callable[[O, Any], Coroutine[Any, Any, T]],
+    otherwise: Callable[[O], Coroutine[Any, Any, T]],
+    order: O,
+) -> Generator[Any, Any, T]:
+    """Have a claim or a completion sent with others, and wait; ``otherwise`` it is asked for alone."""
+    waiter = send(order) if circuit.closed else None
+    if waiter is None:
+        return (yield from otherwise(order).__await__())
+    started = circuit.monotonic()
+    try:
+        if waiter.answer is WAITING:
+            yield waiter
+        answer = waiter.answer
+        if answer is NONE:
+            raise waiter.error
+        decision = decided(order, answer)
+        if decision is None:
+            decision = yield from go_on(order, answer).__await__()
+    except StoreError as error:
+        circuit.failed(error, started)
+        raise
+    circuit.answered(circuit.monotonic() - started)
+    return decision
 
 
 class GuardedServers(GuardedStore):

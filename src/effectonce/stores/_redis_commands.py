@@ -11,10 +11,10 @@ Save, a Swap for itself, and a key for Read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from hashlib import sha1
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -40,7 +40,7 @@ W = TypeVar("W")
 
 Order = Claim | Completion | Renewal | Swap | str
 Answer = int | bytes | Exception
-"""The clock; or the clock, the last millisecond of what is there, and what is there; or what went wrong."""
+"""The clock; or the clock, when what is there will be forgotten, and what is there; or what went wrong."""
 
 MOST: Final = 128
 """Steps of a bundle: a server does nothing else meanwhile."""
@@ -105,11 +105,8 @@ class Bundle(Generic[W]):
 
     __slots__ = ("_shape", "arguments", "names", "whose")
 
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self.names: list[bytes] = []
-        self.arguments: list[bytes] = []
-        self.whose: list[W] = []
+    def __init__(self, shape: Shape, names: list[bytes], arguments: list[bytes], whose: list[W]) -> None:
+        self._shape, self.names, self.arguments, self.whose = shape, names, arguments, whose
 
     @property
     def command(self) -> bytes:
@@ -117,14 +114,17 @@ class Bundle(Generic[W]):
         return self._shape.commands(self.names, self.arguments)
 
 
-def bundled(steps: Iterable[Parts], whose: Iterable[W]) -> list[Bundle[W]]:
+def bundled(steps: Sequence[Parts], whose: Iterable[W]) -> list[Bundle[W]]:
     """Put steps into as few bundles as there can be."""
+    shapes, names, arguments = map(list, zip(*steps, strict=True))
+    if len(steps) <= MOST and shapes.count(shapes[0]) == len(steps) and max(map(len, arguments)) <= LARGEST:
+        return [Bundle(shapes[0], names, arguments, list(islice(whose, len(steps))))]  # as nearly always
     bundles: list[Bundle[W]] = []
     unfilled: dict[Shape, Bundle[W]] = {}
     for (shape, name, argument), who in zip(steps, whose, strict=False):
         bundle = unfilled.get(shape)
         if bundle is None or len(argument) > LARGEST or len(bundle.whose) >= MOST:
-            bundle = Bundle(shape)
+            bundle = Bundle(shape, [], [], [])
             bundles.append(bundle)
             if len(argument) <= LARGEST:
                 unfilled[shape] = bundle
@@ -153,7 +153,7 @@ class Commands:
         self._swap, self._read = Shape(names["swap"], 3), Shape(names["read"], 0)
         self._watch = Shape(names["watch"], 1)
         self.kinds: dict[type, Callable[[Any], Parts]] = {
-            Claim: self._claim, Completion: self._completion, Renewal: self._renewal, Swap: self._swapping,
+            Claim: self.claim, Completion: self.completion, Renewal: self._renewal, Swap: self._swapping,
             str: self._reading,
         }  # fmt: skip
         """What takes a step to pieces, by what it is about."""
@@ -180,12 +180,12 @@ class Commands:
         """The command that asks to be told when a held record changes."""
         return self._watch.command(self.name(record.key), _holder(record.owner, record.fence))
 
-    def _claim(self, claim: Claim) -> Parts:
+    def claim(self, claim: Claim) -> Parts:
         key, owner, fingerprint, lease, keep, once, _, _ = claim
         shape = self._add(once, len(owner), len(fingerprint), lease, keep)
         return shape, (self._prefix + key).encode(), owner + fingerprint
 
-    def _completion(self, completion: Completion) -> Parts:
+    def completion(self, completion: Completion) -> Parts:
         key, owner, fence, state, result, keep, _ = completion
         length, body = len(owner), result or b""
         is_short, holder, rest = _fence_parts(fence)

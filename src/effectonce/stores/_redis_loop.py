@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..errors import StoreError, StoreUnavailable
+from ._loops import whereabouts
 from ._redis_commands import Answer, Parts, answers, bundled, command
 from ._redis_wire import (
     HANG_UP,
@@ -53,6 +54,7 @@ class Link(asyncio.BufferedProtocol):
     def __init__(self, target: Target, address: Address, links: dict[Address, Link]) -> None:
         self._target, self._address, self._links = target, address, links
         self.loop = asyncio.get_running_loop()
+        self.where = whereabouts(self.loop)
         self._reader = new_reader()
         self._room: Any = memoryview(bytearray(ROOM))  # its reader takes any buffer, but says otherwise
         self._transport: asyncio.Transport | None = None

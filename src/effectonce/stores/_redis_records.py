@@ -64,10 +64,8 @@ EPOCH: Final = 1_735_689_600_000
 SHORT_FENCES: Final = range(EPOCH, EPOCH + (1 << 40))
 SHORT: Final = 5
 
-MICROS: Final = 1_000_000
-"""The server's clock counts millionths of a second."""
-NO_KEY: Final = -2
-"""The last millisecond of nothing."""
+NO_KEY: Final = -1
+"""When nothing will be forgotten."""
 
 TIMES, TRAITS, FENCE = Struct(">dd"), Struct(">?IH"), Struct(">Q")
 PENDING_START, FULL_START = Struct(">Bdd?IHQB"), Struct(">BQd?IH")
@@ -106,31 +104,29 @@ def packed(record: Record) -> bytes:
 
 
 def told(key: str, answer: bytes) -> tuple[Record | None, float]:
-    """What a server tells of a key, with its clock: from the clock, the last millisecond of what is there (-1: for
-    ever), and what is there. Nearly every duplicate is told of a record in a short form.
+    """What a server tells of a key, with its clock: from the clock, when what is there will be forgotten (never, if an
+    operator has made it stay), and what is there. Nearly every duplicate is told of a record in a short form.
     """
     try:
         unpack, state, has_result, end = SHORT_KINDS[answer[HEAD]]
-        now, last, fingerprint, high, low = unpack(answer)
+        now, expires_at, fingerprint, high, low = unpack(answer)
     except (LookupError, error):
         return _told_in_full(key, answer)
     fence, result = EPOCH + (high << 32) + low, answer[end:] if has_result else None
-    expires_at = (last + 1) / 1000 if last > 0 else inf  # an operator may have made it stay
-    record = make(Record, (key, state, NOBODY, fence, fingerprint, 0.0, 1, result, expires_at, False))
-    return record, now / MICROS
+    return make(Record, (key, state, NOBODY, fence, fingerprint, 0.0, 1, result, expires_at, False)), now
 
 
 def _told_in_full(key: str, answer: bytes) -> tuple[Record | None, float]:
-    now, last = TIMES.unpack_from(answer)
-    if last == NO_KEY:
-        return None, now / MICROS
+    now, ends = TIMES.unpack_from(answer)
+    if ends == NO_KEY:
+        return None, now
     value = answer[HEAD:]
     try:
         state, has_result, form = HEADS[value[0]]
         if form != FULL:  # then it is too short
             raise IndexError
         if state is PENDING:
-            return _unpacked_pending(key, value), now / MICROS
+            return _unpacked_pending(key, value), now
         _, fence, expires_at, once, attempts, size = FULL_START.unpack_from(value)
         end = FULL_START.size + size
         fingerprint = value[FULL_START.size : end]
@@ -140,7 +136,7 @@ def _told_in_full(key: str, answer: bytes) -> tuple[Record | None, float]:
         raise _not_ours(key, value) from None
     result = value[end:] if has_result else None
     fields = (key, state, NOBODY, fence, fingerprint, 0.0, attempts, result, expires_at, once)
-    return make(Record, fields), now / MICROS
+    return make(Record, fields), now
 
 
 def _unpacked_pending(key: str, value: bytes) -> Record:

@@ -78,11 +78,15 @@ class Verbs(SteppingStore):
         answer = self.take(claim)
         if self.suspends:
             answer = await answer
+        return self.decided(claim, answer) or await self.claim_on(claim, answer)
+
+    async def claim_on(self, claim: Claim, answer: Any) -> Decision:
+        """Go on with a claim that its first answer has not decided."""
         if type(answer) is ReplyError:
             (answer,) = await self._deliver([claim])
-        decision = _decided(claim, answer)
-        if decision is None:
-            (decision,) = await self._go_on([(claiming(claim), found(claim.key, answer))])
+            if (decision := self.decided(claim, answer)) is not None:
+                return decision
+        (decision,) = await self._go_on([(claiming(claim), found(claim.key, answer))])
         return decision
 
     async def complete(self, completion: Completion) -> Ending:
@@ -92,18 +96,36 @@ class Verbs(SteppingStore):
         answer = self.take(completion)
         if self.suspends:
             answer = await answer
+        return self.ended(completion, answer) or await self.end_on(completion, answer)
+
+    async def end_on(self, completion: Completion, answer: Any) -> Ending:
+        """Go on with an ending that its first answer has not decided."""
         if type(answer) is ReplyError:
             (answer,) = await self._deliver([completion])
-        if type(answer) is int:
-            return DONE
+            if self.ended(completion, answer):
+                return DONE
         (other,) = await self._go_on([(ending(completion), found(completion.key, answer))])
         return other
+
+    def decided(self, claim: Claim, answer: Any) -> Decision | None:
+        """What the first step of a claim has decided; None if there is more to do, or there was no answer."""
+        if type(answer) is bytes:
+            record, now = told(claim.key, answer)
+            decision = decide_claim(record, claim, now, 0)
+            return decision if decision.record is record else None
+        if type(answer) is int:
+            return decide_claim(None, claim, answer / 1_000_000, answer // 1000 - 1)
+        return None
+
+    def ended(self, completion: Completion, answer: Any) -> Ending | None:
+        """What the first step of a completion has ended; None if there is more to do."""
+        return DONE if type(answer) is int else None
 
     async def claim_many(self, claims: Sequence[Claim]) -> list[Decision]:
         """Decide many claims in one round trip. A server that is away must not cost those that others have granted."""
         orders = [claim if claim.may_create else claim.key for claim in claims]
         taken = await self._take_all(orders, each=True)
-        decisions = list(map(_decided, claims, taken))
+        decisions = list(map(self.decided, claims, taken))
         undecided = [number for number, decision in enumerate(decisions) if decision is None]
         if not undecided:
             return cast("list[Decision]", decisions)
@@ -295,14 +317,3 @@ class Verbs(SteppingStore):
                 requests = dialogue.send(await self.exchange(requests))
         except StopIteration as done:
             return cast("T", done.value)
-
-
-def _decided(claim: Claim, answer: Any) -> Decision | None:
-    """What the first step of a claim has decided; None if there is more to do, or there was no answer."""
-    if type(answer) is int:
-        return decide_claim(None, claim, answer / 1_000_000, answer // 1000 - 1)
-    if isinstance(answer, StoreError):
-        return None
-    record, now = told(claim.key, answer)
-    decision = decide_claim(record, claim, now, 0)
-    return decision if decision.record is record else None

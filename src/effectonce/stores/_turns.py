@@ -63,9 +63,16 @@ class Turns(Generic[S, R]):
 
     def answers(self, steps: Sequence[S]) -> Awaitable[Sequence[R | Exception]]:
         """The same, with an Exception in place of a reply: no coroutine for who is in a crowd."""
-        if not (self._busy or self._queue):
+        waiter = self.join(steps)
+        if waiter is None:
             self._busy = self._under_way = 1
             return self._go_alone(steps)
+        return waiter
+
+    def join(self, steps: Sequence[S]) -> Waiter[Sequence[R | Exception]] | None:
+        """The same for who is not alone."""
+        if not (self._busy or self._queue):
+            return None
         waiter: Waiter[Sequence[R | Exception]] = Waiter(cast("Loop", self._its_loop()))  # on which this runs
         self._queue.append((steps, waiter))
         if not self._flushing and self._busy < self._lanes:

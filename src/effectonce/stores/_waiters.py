@@ -23,7 +23,7 @@ NONE: Any = object()
 class Waiter(Generic[T]):
     """An answer that is to come. One task awaits it, once."""
 
-    __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_loop", "_wake", "answer")
+    __slots__ = ("_asyncio_future_blocking", "_context", "_loop", "_wake", "answer", "error")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -42,7 +42,7 @@ class Waiter(Generic[T]):
 
     def set_exception(self, error: BaseException) -> None:
         """There won't be an answer."""
-        self.answer, self._error = NONE, error
+        self.answer, self.error = NONE, error
         self._wake_soon()
 
     def _wake_soon(self) -> None:
@@ -53,7 +53,7 @@ class Waiter(Generic[T]):
         if self.answer is WAITING:
             yield self
         if self.answer is NONE:
-            raise self._error
+            raise self.error
         return self.answer
 
     # What a task calls

@@ -28,6 +28,7 @@ from .._fork import tell_of_forks
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, Record, make
 from ..errors import EffectOnceError, MissingExtra, StoreUnavailable, UsageError
+from ._crowds import CrowdStore
 from ._loops import PerLoop
 from ._postgres_rotation import RotatingTable
 from ._postgres_sql import Answer, Lost, Refusal, Wires
@@ -37,6 +38,7 @@ from ._postgres_verbs import Verbs
 from ._steps import BUSY, DONE, HELD, KEPT, Add, Added, End, Found, Step, claiming, ending
 from ._turns import Turns
 from ._urls import shown
+from ._waiters import Waiter
 from .base import Store
 
 LANES = 3
@@ -247,7 +249,7 @@ class _Loop:
         self.wires.close()
 
 
-class _OnLoops(Verbs):
+class _OnLoops(Verbs, CrowdStore):
     """The store for callers on event loops: each loop has its own connections."""
 
     def __init__(self, table: Table, ears: Any, make_wires: Callable[[], Wires]) -> None:
@@ -279,28 +281,59 @@ class _OnLoops(Verbs):
         await asyncio.sleep(seconds)
 
     async def claim(self, claim: Claim) -> Decision:
-        """Decide one claim. A new key and a finished one are written out here, since every call pays for each step."""
+        """Decide one claim."""
         if not claim.may_create:
             return await super().claim(claim)
-        (reply,) = await self.here().turns.answers((make(Add, (claim,)),))
+        replies = await self.here().turns.answers((make(Add, (claim,)),))
+        return self.decided(claim, replies) or await self.claim_on(claim, replies)
+
+    def claim_soon(self, claim: Claim) -> Waiter[Any] | None:
+        """Have a claim decided with others, if some are on their way."""
+        if self._closed or not claim.may_create:
+            return None
+        return self._loops.here().turns.join((make(Add, (claim,)),))
+
+    def decided(self, claim: Claim, answer: Sequence[Any]) -> Decision | None:
+        """A new key and a finished one are decided; so is one that a transaction keeps."""
+        (reply,) = answer
+        if type(reply) is Found:
+            record, now = reply
+            decision = decide_claim(record, claim, now, 0)
+            return decision if decision.record is record else None
         if type(reply) is Added:
             return decide_claim(None, claim, reply.now, reply.fence - 1)
-        if type(reply) is not Found:
-            if reply is KEPT:
-                return BUSY
-            return await self.claim_held(claim, reply)
-        record, now = reply
-        decision = decide_claim(record, claim, now, 0)
-        return decision if decision.record is record else await self.go_on(claiming(claim), reply)
+        return BUSY if reply is KEPT else None
+
+    async def claim_on(self, claim: Claim, answer: Sequence[Any]) -> Decision:
+        """Take over, or wait for a transaction that has the key."""
+        (reply,) = answer
+        if type(reply) is Found:
+            return await self.go_on(claiming(claim), reply)
+        return await self.claim_held(claim, reply)
 
     async def complete(self, completion: Completion) -> Ending:
-        """End a claim; the untroubled end is written out here too."""
+        """End a claim."""
         if not (completion.owner and completion.began):
             return await super().complete(completion)
-        (reply,) = await self.here().turns.answers((make(End, (completion,)),))
+        replies = await self.here().turns.answers((make(End, (completion,)),))
+        return self.ended(completion, replies) or await self.end_on(completion, replies)
+
+    def end_soon(self, completion: Completion) -> Waiter[Any] | None:
+        """Have a claim ended with others, if some are on their way."""
+        if self._closed or not (completion.owner and completion.began):
+            return None
+        return self._loops.here().turns.join((make(End, (completion,)),))
+
+    def ended(self, completion: Completion, answer: Sequence[Any]) -> Ending | None:
+        """What is held is ended."""
+        return Ending.DONE if answer[0] is DONE else None
+
+    async def end_on(self, completion: Completion, answer: Sequence[Any]) -> Ending:
+        """Find out what there is instead."""
+        (reply,) = answer
         if isinstance(reply, Exception):
             raise reply
-        return Ending.DONE if reply is DONE else await self.go_on(ending(completion), reply)
+        return await self.go_on(ending(completion), reply)
 
     async def watch(self, record: Record, seconds: float) -> bool:
         """Wait to be told of a record's end; the loop goes on meanwhile."""

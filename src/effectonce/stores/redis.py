@@ -20,11 +20,14 @@ import ssl
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from .._fork import tell_of_forks
+from .._records import Claim, Completion
 from ..errors import StoreUnavailable, UsageError
+from ._crowds import CrowdStore
 from ._redis_commands import Commands, Order, key_of
 from ._redis_loop import Lines, Link
 from ._redis_routes import Routes
@@ -32,6 +35,7 @@ from ._redis_threads import Pool
 from ._redis_verbs import Verbs
 from ._redis_wire import Address, Answers, ReplyError, Requests, Target, closed
 from ._urls import shown
+from ._waiters import Waiter
 from .base import Store
 
 SCHEMES: Final = {
@@ -188,7 +192,7 @@ class RedisStore(Verbs):
             self._pool.close()
 
 
-class OnLoops(Verbs):
+class OnLoops(Verbs, CrowdStore):
     """The store for callers on event loops: what a loop asks for in one turn goes out together."""
 
     suspends = True
@@ -200,7 +204,7 @@ class OnLoops(Verbs):
     def take(self, order: Order) -> Awaitable[Any]:
         """Take one step, together with what others ask for in this turn of the loop."""
         link = self._store.latest
-        if link is None or link.loop is not asyncio.get_running_loop() or not link.is_open:
+        if link is None or link.where._thread_id != get_ident() or not link.is_open:
             link = self._store.lines().links.get(
                 self.routes.only or self.routes.guess(key_of(order)) or NOWHERE
             )
@@ -209,7 +213,21 @@ class OnLoops(Verbs):
             if self.routes.only is None:
                 return self._take_in_cluster(order, link)
             self._store.latest = link
-        return link.take(self.commands.kinds[type(order)](order))
+        return link.take(self.commands.parts(order))
+
+    def claim_soon(self, claim: Claim) -> Waiter[Any] | None:
+        """Have a claim taken with others of this turn, if one server has all keys and its connection is open here."""
+        link = self._store.latest
+        if link is None or link.where._thread_id != get_ident():
+            return None
+        return link.take(self.commands.claim(claim)) if link.is_open and claim.may_create else None
+
+    def end_soon(self, completion: Completion) -> Waiter[Any] | None:
+        """The same for a completion."""
+        link = self._store.latest
+        if link is None or link.where._thread_id != get_ident() or not completion.owner:
+            return None
+        return link.take(self.commands.completion(completion)) if link.is_open and completion.began else None
 
     async def _take_in_cluster(self, order: Order, link: Link) -> Any:
         try:

@@ -9,7 +9,7 @@ gone too, and there is nothing to record.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import CoroutineType
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -69,7 +69,7 @@ class InTransaction:
             return await handler
         raise not_awaited(attempt, handler)
 
-    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+    async def apart(self, work: Awaitable[T]) -> T:
         """A connection is used by one at a time."""
         return await work
 

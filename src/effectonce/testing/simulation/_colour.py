@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..._records import Claim, Completion, Decision, Ending, Record, Renewal, State
 from ...errors import LeaseLost, StoreError
@@ -106,7 +106,7 @@ class Simulated:
         """Wait until an attempt of this process ends, at most ``seconds``."""
         await ask(WaitFor(attempt, self._process.now + seconds))
 
-    async def apart(self, work: Coroutine[Any, Any, T]) -> T:
+    async def apart(self, work: Awaitable[T]) -> T:
         """Await something. Here a second cancellation strikes it all the same, and it is sent again: the worse case."""
         return await work
 
