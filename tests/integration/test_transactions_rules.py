@@ -1151,9 +1151,12 @@ def test_the_search_path_of_a_connection_leads_to_no_other_table(postgres_scene:
             other.get("nothing")
         scene.receiver.get("nothing")
         with closing(scene.connect(options="-c search_path=elsewhere,public")) as connection:
-            scene.receiver.on(connection).process(Message(id="a"), scene.handler(connection))
+            on = scene.receiver.on(connection)
+            for id_, status in (("a", "executed"), ("a", "replayed"), ("b", "executed")):
+                assert on.process(Message(id=id_), scene.handler(connection)).status == status
             connection.commit()
-        assert scene.receiver.process(Message(id="a"), lambda _: "again").replayed
+        for id_ in ("a", "b"):
+            assert scene.receiver.process(Message(id=id_), lambda _: "again").replayed
         assert scene.place.ask(f"SELECT count(*) FROM elsewhere.{name}") == [(0,)]
     finally:
         scene.place.ask("DROP SCHEMA elsewhere CASCADE")

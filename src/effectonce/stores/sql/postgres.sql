@@ -17,7 +17,8 @@
 --
 -- The function puts a record in place unless there is one, and gives its fence: the clock in microseconds, which is also
 -- what its times are counted from. A statement calls it when it has found no record; one that had to be ready to write
--- from the start would cost a duplicate half as much again.
+-- from the start would cost a duplicate half as much again. It means the table that it was made with, whatever the path of
+-- a user's session leads to first, so that the schema stands in it.
 -- name: schema
 CREATE TABLE {table} (
     fence       bigint  NOT NULL,
@@ -30,6 +31,7 @@ CREATE TABLE {table} (
     content     bytea
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
+DO $make$ BEGIN EXECUTE format($text$
 CREATE OR REPLACE FUNCTION {put}(
     id uuid, key text, fingerprint bytea, state integer, lease float8, keep float8, owner bytea
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -37,9 +39,12 @@ DECLARE
     micros bigint := date_part('epoch', clock_timestamp()) * 1000000;
     until  float8 := micros / 1000000::float8 + lease;
 BEGIN
-    INSERT INTO {table} VALUES (micros, id, key, fingerprint, state, until + keep, until, owner) ON CONFLICT DO NOTHING;
+    INSERT INTO %s.%I VALUES (micros, id, key, fingerprint, state, until + keep, until, owner) ON CONFLICT DO NOTHING;
     RETURN CASE WHEN FOUND THEN micros END;
-END $$;
+END $$
+$text$, VARIADIC (
+    SELECT ARRAY[relnamespace::regnamespace::text, relname] FROM pg_class WHERE oid = '{table}'::regclass
+)); END $make$;
 
 COMMENT ON TABLE {table} IS 'effectonce schema 1: effects that happened, one row per key';
 
