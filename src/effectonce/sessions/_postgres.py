@@ -17,12 +17,13 @@ from .._records import State
 from ..errors import StoreMismatch, StoreUnavailable
 from ..stores._loops import PerLoop
 from ..stores._named import statements
+from ..stores._postgres_crowds import LANES
 from ..stores._postgres_sql import Answer, Call, Refusal, Row, Statement
 from ..stores._postgres_table import ALREADY_THERE, LOCKED, TRY_AGAIN
 from ..stores._steps import DONE, KEPT, Add, Added, End, Found, Read, Step, SteppingStore, Swap
 from ..stores._turns import Turns
 from ..stores.base import Features, Store, StoreStats
-from ..stores.postgres import LANES, PostgresStore
+from ..stores.postgres import PostgresStore
 from ._rules import Contact, Session, SessionClaim, expired, parts_of, refusal_of, stale
 from ._sql import NEIGHBOURS, STATES, Tables, columns_of, named, record_of
 from ._store import SessionStore
