@@ -191,10 +191,9 @@ class Flow:
         keeper.live[claim.owner] = attempt
         if started + claim.lease / RENEW_SHARE < keeper.wake_at:
             keeper.rouse(attempt.renew_at)
-        if verdict is TAKEN_OVER:
-            self.events.note("taken_over", started)
+        kind: EventKind = "taken_over" if verdict is TAKEN_OVER else "claimed"
+        self.events.note(kind, started)
         if self.events.hooks:
-            kind: EventKind = "taken_over" if verdict is TAKEN_OVER else "claimed"
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, attempt.guarantee)
         return attempt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import ref
@@ -99,9 +99,7 @@ def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
     A partial function is asked what it was made of, an object how it is called, and a class makes instances of itself.
     """
     if type(function) is FunctionType:  # as most handlers are
-        if name not in function.__annotations__:
-            return Any
-        return resolved_hint(function, name) if function.__closure__ is None else _of_closure(function, name)
+        return resolved_hint(function, name) if name in function.__annotations__ else Any
     if isinstance(function, MethodType):  # to remember it would be to keep its object
         return hint_of(function.__func__, name)
     if name in (getattr(function, "__annotations__", None) or ()) and not isinstance(function, type):
@@ -113,25 +111,26 @@ def hint_of(function: Callable[..., Any], name: str = "return") -> Any:
     return resolved_hint(type(function).__call__, name)
 
 
-_CLOSURES: dict[int, tuple[ref[FunctionType], dict[str, Any]]] = {}
-"""By the place of a function, as above."""
+_RESOLVED: dict[int, tuple[Callable[[], Any], dict[str, Any]]] = {}
+"""By the place of what has the annotations, as above."""
 
 
-def _of_closure(function: FunctionType, name: str) -> Any:
-    """The same of a function that holds on to something: it is remembered for as long as others keep it."""
+def resolved_hint(function: Callable[..., Any], name: str = "return") -> Any:
+    """The same of what has the annotation itself, remembered for as long as others keep it, if that can be told."""
     place = id(function)
-    known = _CLOSURES.get(place)
+    known = _RESOLVED.get(place)
     if known is None or known[0]() is not function:
-        known = _CLOSURES[place] = ref(function, lambda _: _CLOSURES.pop(place, None)), {}
+        try:
+            known = _RESOLVED[place] = ref(function, lambda _: _RESOLVED.pop(place, None)), {}
+        except TypeError:  # it does not tell
+            return _resolved(function, name)
     hints = known[1]
     if name not in hints:
-        hints[name] = resolved_hint.__wrapped__(function, name)
+        hints[name] = _resolved(function, name)
     return hints[name]
 
 
-@lru_cache(maxsize=1024)
-def resolved_hint(function: Callable[..., Any], name: str = "return") -> Any:
-    """The same of what has the annotation itself, remembered."""
+def _resolved(function: Callable[..., Any], name: str) -> Any:
     try:
         return typing.get_type_hints(function, include_extras=True).get(name, Any)
     except Exception:  # an annotation that can't be resolved says nothing about the type

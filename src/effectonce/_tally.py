@@ -108,7 +108,7 @@ class Histogram:
 
 
 class Minute:
-    """What is being counted. ``unread`` are durations of attempts that ended, each of which stands for a claim too."""
+    """What is being counted. ``unread`` are durations of attempts that ended."""
 
     def __init__(self) -> None:
         self.numbers = Numbers()
@@ -139,10 +139,8 @@ class Total:
 
     def figures(self) -> Figures:
         """Read it."""
-        counts, quantile = dict(self.counts), self.durations.quantile
-        begun = counts.get("claimed", 0) + counts.get("abandoned", 0)
-        counts["claimed"] = begun - counts.get("taken_over", 0)
-        return Figures(counts, quantile(0.5), quantile(0.95), quantile(0.99))
+        quantile = self.durations.quantile
+        return Figures({"claimed": 0} | self.counts, quantile(0.5), quantile(0.95), quantile(0.99))
 
 
 class Tally:
@@ -160,7 +158,6 @@ class Tally:
         minute = self._minute if at < self._ends else self._turn(at)
         minute.numbers[kind]()
         if seconds is not None:
-            minute.numbers["claimed"]()
             minute.unread.append(seconds)
             if len(minute.unread) > UNREAD_MOST:
                 with self._lock:

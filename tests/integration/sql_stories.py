@@ -27,6 +27,7 @@ from tests.integration.sql_places import (
     ending_of,
     granted,
 )
+from tests.integration.sqlite_helpers import CLOSED_IN_THE_MIDDLE, TOLD_OF_CLOSED_LOOPS, output_of
 from tests.servers import Server
 from tests.servers.proxy import FaultProxy
 
@@ -181,6 +182,10 @@ class SqlStories:
                 assert asyncio.run(work(name)) == {Ending.DONE}
             wait_until(lambda: not place.connections(), what="The end of the connections")
             assert run(store.stats()).by_state == {"COMPLETED": 7 * 16}
+
+    def test_a_loop_that_was_closed_in_the_middle_is_its_own_trouble(self, place: Place, driver: str) -> None:
+        """Closed while a call is under way, and never shut down: nobody on another loop fails for it, nor a close."""
+        assert output_of(CLOSED_IN_THE_MIDDLE, place.url(driver=driver)) == TOLD_OF_CLOSED_LOOPS
 
     def test_cancelled_callers_harm_nobody(self, place: Place, driver: str) -> None:
         """Alone or in a crowd, before or after the packet left: others are answered, and so is whoever comes next."""

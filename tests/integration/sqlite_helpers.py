@@ -144,6 +144,48 @@ def output_of(script: str, *arguments: object) -> str:
     return output
 
 
+CLOSED_IN_THE_MIDDLE = """
+import asyncio, sys
+from effectonce import Message, Receiver
+
+receiver, ran, left = Receiver(sys.argv[1]), [], []
+
+
+async def effect(message):
+    ran.append(message.id)
+    if message.id.startswith("slow"):
+        await asyncio.to_thread(close_in_the_middle, "beside " + message.id)
+    return message.id
+
+
+async def leave(name):
+    await receiver.aprocess(Message(name + ", first"), effect)
+    left.append(asyncio.ensure_future(receiver.aprocess(Message(name + ", left"), effect)))
+    left[-1]._log_destroy_pending = False
+    await asyncio.sleep(0)
+
+
+def close_in_the_middle(name):
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave(name))
+    loop.close()
+
+
+async def main():
+    for id_ in ("slow", "slow", "next"):
+        print((await receiver.aprocess(Message(id_), effect)).status, ran.count(id_))
+
+
+close_in_the_middle("before")
+asyncio.run(main())
+close_in_the_middle("after")
+receiver.close()
+print("closed")
+"""
+"""Calls on one loop, while others are closed with a call under way: what a process does to the store that is named."""
+TOLD_OF_CLOSED_LOOPS = "executed 1\nreplayed 1\nexecuted 1\nclosed\n"
+
+
 def files_in(directory: Path) -> list[str]:
     """The names of what is in a directory."""
     return sorted(file.name for file in directory.iterdir())

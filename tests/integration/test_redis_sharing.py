@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from tests.integration.redis_helpers import (
     in_colour,
     renewal_of,
 )
-from tests.integration.sqlite_helpers import Caller
+from tests.integration.sqlite_helpers import CLOSED_IN_THE_MIDDLE, TOLD_OF_CLOSED_LOOPS, Caller, output_of
 from tests.servers import Server
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
@@ -409,6 +410,28 @@ def test_event_loops_in_threads(store: RedisStore) -> None:
     verdicts = [[decision.verdict for decision in caller.answer()] for caller in callers]
     for number in range(50):
         assert sorted(v[number].value for v in verdicts) == ["busy"] * 3 + ["claimed"]
+
+
+def test_event_loops_that_begin_at_once(store: RedisStore) -> None:
+    """In many threads, while those before them end: each finds connections of its own, and none trips over another."""
+    verbs, usual = store.for_asyncio(), sys.getswitchinterval()
+
+    def begin_and_end() -> None:
+        for _ in range(60):
+            asyncio.run(verbs.get("k"))
+
+    sys.setswitchinterval(1e-7)
+    try:
+        callers = [Caller(begin_and_end) for _ in range(12)]
+        for caller in callers:
+            caller.answer(60)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def test_a_loop_that_was_closed_in_the_middle_is_its_own_trouble(valkey: HasURL, prefix: str) -> None:
+    """Closed while a call is under way, and never shut down: nobody on another loop fails for it, nor a close."""
+    assert output_of(CLOSED_IN_THE_MIDDLE, f"{valkey.url}?prefix={prefix}") == TOLD_OF_CLOSED_LOOPS
 
 
 def test_event_loops_leave_nothing_behind(start_server: StartServer) -> None:

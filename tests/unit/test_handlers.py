@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, update_wrapper
 from typing import Any, cast
 from weakref import ref
 
@@ -148,7 +148,34 @@ def closed_over(order: Order) -> Callable[[Any], Receipt]:
     return handler
 
 
-@pytest.mark.parametrize("handler_for", [closed_over, lambda order: order.handle], ids=["closure", "method"])
+def by_default(order: Order) -> Callable[[Any], Receipt]:
+    def handler(_: object, order: Order = order) -> Receipt:
+        return order.handle(_)
+
+    return handler
+
+
+@dataclass
+class Wrapper:
+    """Shows the annotations of what it wraps, and can't be hashed: it can be compared."""
+
+    function: Callable[[Any], Receipt]
+
+    def __call__(self, asked: object) -> Any:
+        return self.function(asked)
+
+
+@pytest.mark.parametrize(
+    "handler_for",
+    [
+        closed_over,
+        lambda order: order.handle,
+        by_default,
+        lambda order: partial(by_default(order)),
+        lambda order: update_wrapper(Wrapper(by_default(order)), by_default(order)),
+    ],
+    ids=["closure", "method", "default", "partial", "wrapper"],
+)
 def test_what_a_handler_holds_is_let_go_of(handler_for: Callable[[Order], Any]) -> None:
     """A handler that is made for one message is forgotten with it, and so is all that it has: a session, a body."""
     with Receiver("memory://") as receiver:

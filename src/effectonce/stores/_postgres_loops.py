@@ -83,7 +83,8 @@ class LoopWire(Wire):
         """Hang up, and tell who waits."""
         self._home.let_go(self)
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
+        # Who waited on a loop that was closed meanwhile hears nothing any more; to tell would fail whoever calls this.
+        if waiter is not None and not waiter.done() and not waiter.get_loop().is_closed():
             waiter.set_exception(error)
 
 

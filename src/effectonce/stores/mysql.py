@@ -371,9 +371,11 @@ class _OnLoop(_Verbs):
         loops, loop = self.store.loops, asyncio.get_running_loop()
         held = loops.get(loop)
         if held is None:
-            for ended in [other for other in list(loops) if other.is_closed()]:
-                loops.pop(ended).lines.hang_up()
             held = loops[loop] = _Loop(self.store)
+            for ended in [other for other in list(loops) if other.is_closed()]:
+                left = loops.pop(ended, None)  # or another thread was first
+                if left is not None:
+                    left.lines.hang_up()
         return held
 
 

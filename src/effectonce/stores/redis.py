@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import threading
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
@@ -154,22 +155,24 @@ class RedisStore(Verbs):
     def lines(self) -> Lines:
         """The connections of the running event loop."""
         loop = asyncio.get_running_loop()
-        try:
-            return self._lines[loop]
-        except KeyError:
-            pass
+        lines = self._lines.get(loop)
+        if lines is not None:
+            return lines
         if self._closed:
             raise closed()
-        for other in [other for other in self._lines if other.is_closed()]:
-            del self._lines[other]
-        lines = self._lines[loop] = Lines(self._target)
+        with self._lock:
+            for ended in [other for other in self._lines if other.is_closed()]:
+                del self._lines[ended]
+            lines = self._lines[loop] = Lines(self._target)
         return lines
 
     def close(self) -> None:
         """Hang up everywhere."""
         self._closed = True
         self._pool.close()
-        for loop, lines in list(self._lines.items()):
+        with self._lock:
+            held = list(self._lines.items())
+        for loop, lines in held:
             with suppress(RuntimeError):  # a closed loop has hung up
                 loop.call_soon_threadsafe(lines.close)
 
@@ -185,6 +188,8 @@ class RedisStore(Verbs):
 
     def _start(self) -> None:
         self._pool = Pool(self._target)
+        self._lock = threading.Lock()
+        """For whoever changes what is next: several loops may begin, in several threads."""
         self._lines: dict[asyncio.AbstractEventLoop, Lines] = {}
         self.latest: Link | None = None
         """What a step was last sent by, where one server has all keys."""

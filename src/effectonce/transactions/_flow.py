@@ -166,11 +166,9 @@ class AtomicFlow(Flow):
         attempt = AtomicAttempt(call.claim, record.fence, record.attempts, started, self.monotonic)
         attempt.flow, attempt.policy, attempt.progress = self, call.policy, record.result
         attempt.outer = CURRENT.get(None)
-        taken_over = verdict is Verdict.TAKEN_OVER
-        if taken_over:
-            self.events.note("taken_over", started)
+        kind: EventKind = "taken_over" if verdict is Verdict.TAKEN_OVER else "claimed"
+        self.events.note(kind, started)
         if self.events.hooks:
-            kind: EventKind = "taken_over" if taken_over else "claimed"
             self.events.tell(kind, attempt.key, attempt.fence, attempt.number, "atomic")
         return attempt
 
