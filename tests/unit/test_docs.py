@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import sqlite3
 import sys
 import types
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, str(page), "exec"), module.__dict__)
     for value in list(module.__dict__.values()):
-        if isinstance(value, Receiver):
+        if isinstance(value, Receiver | sqlite3.Connection):
             value.close()
 
 
