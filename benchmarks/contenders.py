@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = ("raw", "effectonce", "web")
 RIVALS = {
     "exactly_once": "exactly-once[redis,postgres]==0.2.1",
-    "idemkit": "idemkit[redis,postgres]==1.0.2",
+    "idemkit": "idemkit[redis,postgres,dynamodb]==1.0.2",
     "dbos": "dbos==3.3.*",
     "powertools": "aws-lambda-powertools[redis,aws-sdk]==3.37.*",
 }

@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "redis": {"appendonly": "no"},
     # No checkpoint in the middle of a case, nor whole pages logged after one; and memory for millions of keys.
     "postgres": {"max_wal_size": "16GB", "checkpoint_timeout": "1h", "shared_buffers": "2GB"},
+    "mariadb": {"innodb_log_file_size": "1G", "innodb_buffer_pool_size": "2G"},
 }
 
 

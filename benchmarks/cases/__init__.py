@@ -39,6 +39,9 @@ def all_cases(growth_keys: int | None) -> tuple[Case, ...]:
         *sqlite.growth(local_keys),
         *redis.growth(server_keys),
         *postgres.growth(server_keys),
+        *mariadb.growth(server_keys),
+        *dynamodb.growth(server_keys),
         sqlite.PURGE,
         *postgres.PURGES,
+        *mariadb.PURGES,
     )

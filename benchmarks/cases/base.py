@@ -8,6 +8,8 @@ PERFORMANCE.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Case:
 QUICKLY_FILLED = 10_000
 """Keys that a store has within moments."""
 RAW = Row("raw", "raw")
+USUAL = Row("usual code", "usual", note="by hand, unfenced")
 WITHIN = 1.3
 """How much more a claim may cost on a server with two million keys than with a thousand."""
 
@@ -95,7 +98,7 @@ def batches(**bounds: float) -> tuple[Row, Row]:
 
 
 def growth_case(
-    store: str, label: str, op: str, keys: int, *, server: str = "", floor: float | None = None
+    store: str, label: str, op: str, keys: int, *, floor: float | None = None, **more: Any
 ) -> Case:
     """The cost at many keys against the same contender's cost at a thousand, both stores open side by side."""
     return Case(
@@ -120,6 +123,38 @@ def growth_case(
         ),
         # Few new keys, or the small store would not stay small.
         operations=100 if op == "new" else 2_000,
-        server=server,
         is_full_only=True,
+        **more,
+    )
+
+
+def purge_case(name: str, label: str, store: str, expired: int, *, within: float, **more: Any) -> Case:
+    """The slowest hundredth of claims while that many expired keys are purged, `within` so many times the quiet one."""
+    return Case(
+        name=name,
+        title=f"{label}, claim p99 while {expired:,} expired keys are purged (ratio to quiet)",
+        group=store,
+        store=store,
+        op="purge",
+        rows=(
+            Row("quiet", "effectonce", "quiet", baseline=""),
+            Row("purged by traffic", "effectonce", "traffic", baseline="quiet", floor=1 / within),
+            Row("purge() in a thread", "effectonce", "thread", baseline="quiet", floor=1 / within),
+        ),
+        prefill=expired,
+        slices=1,
+        is_fixed=True,
+        **more,
+    )
+
+
+def server_purges(store: str, label: str) -> tuple[Case, Case]:
+    """Purging on a server, which takes more of it than a file does: half as slow again at most."""
+    # Few enough operations that the expired keys last for all repetitions.
+    purge = partial(
+        purge_case, label=label, store=store, within=1.5, server=store, operations=500, repetitions=5
+    )
+    return (
+        purge(f"{store}-purge", expired=100_000),
+        purge(f"{store}-purge-million", expired=1_000_000, is_full_only=True),
     )

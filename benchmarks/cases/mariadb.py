@@ -1,12 +1,12 @@
-"""MariaDB against PyMySQL and a pool of asyncmy. No floors are set for it, and no rival has such a store."""
+"""MariaDB against PyMySQL and a pool of asyncmy. No floors are set for calls, and no rival has such a store."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.cases.base import RAW, Case, ours
+from benchmarks.cases.base import RAW, USUAL, WITHIN, Case, batches, growth_case, ours, server_purges
 
-_case = partial(Case, group="mariadb", store="mariadb", server="mariadb", rows=(RAW, *ours()))
+_case = partial(Case, group="mariadb", store="mariadb", server="mariadb", rows=(RAW, *ours(), USUAL))
 _crowd = partial(_case, tasks=64, step=256, operations=16_384, budget_seconds=0.4, slices=2)
 
 CASES = (
@@ -19,4 +19,35 @@ CASES = (
         op="dup",
         prefill=2_000,
     ),
+    _case(
+        name="mariadb-batch",
+        title="MariaDB, batch of 100, new (for information)",
+        op="batch",
+        rows=(RAW, *batches()),
+        step=100,
+        budget_seconds=0.2,
+    ),
+    _case(
+        name="mariadb-bytes",
+        title="MariaDB, bytes per key in pages of rows (36-char key, 102-byte result)",
+        op="new",
+        unit="bytes",
+        gauge="mariadb-pages",
+        # A crowd, because many keys are needed: with few, it shows which pages happen to have been split.
+        tasks=64,
+        operations=50_000,
+        slices=1,
+        repetitions=1,
+        is_fixed=True,
+    ),
 )
+
+PURGES = server_purges("mariadb", "MariaDB")
+
+
+def growth(keys: int) -> tuple[Case, ...]:
+    """New and duplicate calls at many keys."""
+    return tuple(
+        growth_case("mariadb", "MariaDB", op, keys, server="mariadb", floor=1 / WITHIN)
+        for op in ("new", "dup")
+    )

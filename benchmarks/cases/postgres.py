@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, ours
+from benchmarks.cases.base import RAW, USUAL, WITHIN, Case, Row, batches, growth_case, ours, server_purges
 
 SELECT = Row("raw, SELECT alone", "raw", "select", note="answers, but could not claim")
 ROTATING = Row("effectonce process, rotate=6h", "effectonce", "rotating", note="a ring of three slots")
@@ -24,14 +24,24 @@ CASES = (
         name="postgres-new",
         title="PostgreSQL, 1 caller, new",
         op="new",
-        rows=(RAW, *ours(floor=0.9), ROTATING, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
+        rows=(RAW, *ours(floor=0.9), ROTATING, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS, USUAL),
         budget_seconds=0.3,
     ),
     _case(
         name="postgres-dup",
         title="PostgreSQL, 1 caller, dup",
         op="dup",
-        rows=(RAW, SELECT, *ours(floor=0.9), ROTATING, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, DBOS),
+        rows=(
+            RAW,
+            SELECT,
+            *ours(floor=0.9),
+            ROTATING,
+            EXACTLY_ONCE,
+            IDEMKIT_SYNC,
+            IDEMKIT_ASYNCIO,
+            DBOS,
+            USUAL,
+        ),
         prefill=500,
         budget_seconds=0.2,
     ),
@@ -51,13 +61,13 @@ CASES = (
         name="postgres-new-64",
         title="PostgreSQL, asyncio, 64 callers (raw: a pool of 16), new",
         op="new",
-        rows=(RAW, *ours(floor=5.0), EXACTLY_ONCE, IDEMKIT),
+        rows=(RAW, *ours(floor=5.0), EXACTLY_ONCE, IDEMKIT, USUAL),
     ),
     _crowd(
         name="postgres-dup-64",
         title="PostgreSQL, asyncio, 64 callers (raw: a pool of 16), dup",
         op="dup",
-        rows=(RAW, SELECT, *ours(floor=8.0), EXACTLY_ONCE, IDEMKIT),
+        rows=(RAW, SELECT, *ours(floor=8.0), EXACTLY_ONCE, IDEMKIT, USUAL),
         prefill=1_000,
     ),
     _case(
@@ -78,6 +88,7 @@ CASES = (
             ROTATING,
             *(replace(row, operations=5_000) for row in (EXACTLY_ONCE, IDEMKIT_ASYNCIO)),
             replace(DBOS, operations=1_000, note="few keys, because it is slow"),
+            USUAL,
         ),
         gauge="postgres-size",
         # With fewer, it shows which pages of the index happen to have been split.
@@ -150,31 +161,7 @@ CASES = (
 )
 
 
-def _purge(name: str, expired: int, **more: bool) -> Case:
-    return _case(
-        name=name,
-        title=f"PostgreSQL, claim p99 while {expired:,} expired keys are purged (ratio to quiet)",
-        op="purge",
-        rows=(
-            Row("quiet", "effectonce", "quiet", baseline=""),
-            # Half as slow again at most.
-            Row("purged by traffic", "effectonce", "traffic", baseline="quiet", floor=1 / 1.5),
-            Row("purge() in a thread", "effectonce", "thread", baseline="quiet", floor=1 / 1.5),
-        ),
-        prefill=expired,
-        # Few enough that the expired keys last for all repetitions.
-        operations=500,
-        slices=1,
-        repetitions=5,
-        is_fixed=True,
-        **more,
-    )
-
-
-PURGES = (
-    _purge("postgres-purge", 100_000),
-    _purge("postgres-purge-million", 1_000_000, is_full_only=True),
-)
+PURGES = server_purges("postgres", "PostgreSQL")
 
 
 def growth(keys: int) -> tuple[Case, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.cases.base import RAW, WITHIN, Case, Row, batches, growth_case, ours
+from benchmarks.cases.base import RAW, USUAL, WITHIN, Case, Row, batches, growth_case, ours
 
 POWERTOOLS = Row("Powertools", "powertools")
 EXACTLY_ONCE = Row("exactly-once", "exactly_once")
 IDEMKIT = Row("idemkit", "idemkit")
 IDEMKIT_SYNC = Row("idemkit sync", "idemkit")
 IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
-USUAL = Row("usual code", "usual", note="by hand, unfenced")
 BLOCKING = (POWERTOOLS, EXACTLY_ONCE, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, USUAL)
 ASYNCIO = (EXACTLY_ONCE, IDEMKIT, USUAL)
 

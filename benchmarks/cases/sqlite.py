@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cases.base import RAW, Case, Row, growth_case, ours
+from benchmarks.cases.base import RAW, Case, Row, growth_case, ours, purge_case
 
 EXACTLY_ONCE_FULL = Row(
     "exactly-once", "exactly_once", "full", note="set to FULL from outside; its own is NORMAL"
@@ -89,24 +89,16 @@ CASES = (
     ),
 )
 
-PURGE = Case(
-    name="sqlite-purge",
-    title="SQLite, claim p99 while 100,000 expired of 300,000 are purged (ratio to quiet)",
-    group="sqlite",
-    store="sqlite",
-    op="purge",
-    rows=(
-        Row("quiet", "effectonce", "quiet", baseline=""),
-        # Three times as slow at most.
-        Row("purged by traffic", "effectonce", "traffic", baseline="quiet", floor=1 / 3),
-        Row("purge() in a thread", "effectonce", "thread", baseline="quiet", floor=1 / 3),
-    ),
-    prefill=100_000,
+PURGE = purge_case(
+    "sqlite-purge",
+    "SQLite",
+    "sqlite",
+    expired=100_000,
+    # Three times as slow at most.
+    within=3.0,
     # Few enough that the expired keys last for all repetitions.
     operations=1_000,
-    slices=1,
     repetitions=3,
-    is_fixed=True,
     is_full_only=True,
 )
 

@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+T = TypeVar("T")
 Run = Callable[[Iterable[str]], object]
 AsyncRun = Callable[[Iterable[str]], Awaitable[object]]
 Fill = Callable[[Sequence[str]], object]
@@ -106,6 +107,6 @@ def version_of(distribution: str | None) -> str:
         return "source tree"
 
 
-def chunks(keys: Sequence[str], size: int) -> Iterable[Sequence[str]]:
-    """The keys in pieces of at most `size`."""
+def chunks(keys: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    """The keys, or whatever else, in pieces of at most `size`."""
     return (keys[start : start + size] for start in range(0, len(keys), size))

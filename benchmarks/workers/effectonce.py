@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.workers.base import RESULT, Counter, Run, Setup, Subject
+from benchmarks.workers.base import RESULT, Counter, Fill, Run, Setup, Subject
 from benchmarks.workers.forms import Forms, subject
 from benchmarks.workers.micro import PAYLOAD, Work, micro_stream
 from benchmarks.workers.purging import ClaimsBesidePurge
@@ -102,9 +102,17 @@ def open_forms(setup: Setup) -> Forms:
         arun=arun_decorated if is_decorated else arun,
         batch=batch_in_turn if setup.variant == "in turn" else batch,
         call=call,
-        fill=None if is_decorated else batch_in_turn,
+        fill=None if is_decorated else _fill(setup, batch_in_turn),
         close=receiver.close,
     )
+
+
+def _fill(setup: Setup, batch: Fill) -> Fill:
+    if setup.store == "dynamodb":
+        from benchmarks.workers.dynamodb_table import like_the_first
+
+        return like_the_first(setup.url, batch)
+    return batch
 
 
 def _url(setup: Setup) -> str:

@@ -41,6 +41,26 @@ class Forms:
     aclose: Callable[[], Awaitable[object]] | None = None
 
 
+def key_by_key(once: Callable[[str], object]) -> Run:
+    """One blocking caller of a function of the key."""
+
+    def run(keys: Iterable[str]) -> None:
+        for key in keys:
+            once(key)
+
+    return run
+
+
+def key_by_key_on_loop(once: Callable[[str], Awaitable[object]]) -> AsyncRun:
+    """The same on an event loop."""
+
+    async def arun(keys: Iterable[str]) -> None:
+        for key in keys:
+            await once(key)
+
+    return arun
+
+
 def subject(setup: Setup, forms: Forms) -> Subject:
     """What the case measures: a contender that lacks the form it is about says so."""
     if setup.op == "wait":

@@ -52,6 +52,34 @@ def _postgres(query: str) -> Gauge:
     return ask
 
 
+def _mariadb_pages(url: str) -> float:
+    """Bytes of the pages that rows lie in, of all indexes: a table is one, too. The file itself has up to some
+    megabytes more, reserved ahead of need and in steps, which would decide what a few thousand keys weigh.
+    """
+    import pymysql
+
+    from benchmarks.workers.raw_mariadb import address_of
+
+    with pymysql.connect(**address_of(url)) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW TABLES")
+        for (table,) in cursor.fetchall():
+            cursor.execute(f"ANALYZE TABLE `{table}`")
+        cursor.execute(LEAVES)
+        row: Any = cursor.fetchone()
+    return float(row[0])
+
+
+def _dynamodb_items(url: str) -> float:
+    from benchmarks.workers.dynamodb_table import bytes_of_items
+
+    return bytes_of_items(url)
+
+
+LEAVES = """
+SELECT COALESCE(SUM(stat_value), 0) * @@innodb_page_size FROM mysql.innodb_index_stats
+WHERE database_name = DATABASE() AND stat_name = 'n_leaf_pages'
+"""
+
 DEAD_ROWS = """
 CREATE EXTENSION IF NOT EXISTS pgstattuple;
 SELECT coalesce(sum((pgstattuple(relid)).dead_tuple_count), 0) FROM pg_stat_user_tables
@@ -63,6 +91,8 @@ GAUGES: dict[str, Gauge] = {
     "postgres-size": _postgres("SELECT pg_database_size(current_database())"),
     "postgres-wal": _postgres("SELECT pg_current_wal_insert_lsn() - '0/0'"),
     "postgres-dead-rows": _postgres(DEAD_ROWS),
+    "mariadb-pages": _mariadb_pages,
+    "dynamodb-items": _dynamodb_items,
 }
 
 

@@ -1,4 +1,7 @@
-"""idemkit: its function decorators, over its backends in memory, Redis and PostgreSQL. It has none on SQLite."""
+"""idemkit: its function decorators, over its backends in memory, Redis, PostgreSQL and DynamoDB.
+
+It has none on SQLite or MariaDB.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,12 @@ def _backend(setup: Setup) -> Any:
 
         asyncio.run(init_pg(setup.url))
         return PostgresBackend.from_url(setup.url, max_size=16)
+    if setup.store == "dynamodb":
+        from idemkit import DynamoBackend
+
+        from benchmarks.workers.dynamodb_table import address_of, table_of
+
+        return DynamoBackend(table=table_of(setup.url), **address_of(setup.url))
     # The default of 10,000 records would refuse new keys in the middle of a run.
     return InMemoryBackend(max_size=10_000_000)
 

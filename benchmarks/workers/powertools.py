@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from aws_lambda_powertools.utilities.idempotency import (
@@ -12,6 +15,7 @@ from aws_lambda_powertools.utilities.idempotency import (
 )
 
 from benchmarks.workers.base import RESULT, Counter, Setup, Subject
+from benchmarks.workers.dynamodb_table import THREADS, make_table, open_client, table_of
 from benchmarks.workers.forms import Forms, subject
 from benchmarks.workers.raw_sqlite import KEEP_SECONDS, LEASE_SECONDS
 
@@ -24,9 +28,11 @@ def open_subject(setup: Setup) -> Subject:
 
 
 def open_forms(setup: Setup) -> Forms:
-    """It is blocking only, and a duplicate of a running call is refused, not made to wait."""
+    """It is blocking only, so that an event loop needs threads for it, as it does for boto3. A duplicate of a running
+    call is refused, not made to wait.
+    """
     counter = Counter()
-    tick, layer = counter.tick, LAYERS[setup.store](setup.url)
+    tick, layer, threads = counter.tick, LAYERS[setup.store](setup.url), ThreadPoolExecutor(THREADS)
     config = IdempotencyConfig(expires_after_seconds=int(KEEP_SECONDS))
     config.register_lambda_context(_Context())
 
@@ -39,7 +45,12 @@ def open_forms(setup: Setup) -> Forms:
         for key in keys:
             charge(order_id=key)
 
-    return Forms(counter=counter, run=run)
+    async def arun(keys: Iterable[str]) -> None:
+        do = asyncio.get_running_loop().run_in_executor
+        for key in keys:
+            await do(threads, partial(charge, order_id=key))
+
+    return Forms(counter=counter, run=run, arun=arun, close=threads.shutdown)
 
 
 class _Context:
@@ -57,8 +68,6 @@ def _redis_layer(url: str) -> Any:
 
 
 def _dynamodb_layer(url: str) -> Any:
-    from benchmarks.workers.raw_dynamodb import make_table, open_client, table_of
-
     client, table = open_client(url), table_of(url)
     make_table(client, table, "id")
     return DynamoDBPersistenceLayer(table_name=table, boto3_client=client)

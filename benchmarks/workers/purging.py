@@ -8,7 +8,7 @@ from time import monotonic, perf_counter, sleep
 from benchmarks.workers.base import Counter, Figure, Setup, chunks, new_keys
 from effectonce import Message, Policy, Receiver
 
-LIVE = {"sqlite": 200_000, "postgres": 50_000}
+LIVE = {"sqlite": 200_000, "postgres": 50_000, "mariadb": 50_000}
 """Keys that stay; how many expire is up to the case."""
 PAUSE_SECONDS = 0.005
 

@@ -27,19 +27,33 @@ COMPLETE = (
     "UPDATE records SET state = 1, expires = %s, owner = NULL, result = %s "
     "WHERE `key` = %s AND state = 0 AND owner = %s"
 )
-FILL = "INSERT INTO records VALUES (%s, 1, %s, NULL, %s)"
+ROW = "(%s, %s, %s, %s, %s)"
+# It answers with the keys that are new.
+CLAIM_MANY = "INSERT IGNORE INTO records VALUES {rows} RETURNING `key`"
+# Each with a result of its own. A pending record has an owner, so that one comparison decides, and the owner goes last:
+# what is assigned counts for the assignments after it.
+COMPLETE_MANY = """
+INSERT INTO records VALUES {rows} ON DUPLICATE KEY UPDATE
+    state = IF(owner = VALUES(owner), 1, state), expires = IF(owner = VALUES(owner), VALUES(expires), expires),
+    result = IF(owner = VALUES(owner), VALUES(result), result), owner = IF(owner = VALUES(owner), NULL, owner)
+"""
+FILL = "INSERT INTO records VALUES {rows}"
 RESULT = ENCODED.encode()
+Row = tuple[str, int, float, bytes | None, bytes | None]
 
 
 def open_forms(setup: Setup) -> Forms:
     """Two statements for a new key, each a transaction. A duplicate is a SELECT: an INSERT could not answer it."""
     counter = Counter()
     handle, ahandle = counter.handle, counter.ahandle
-    connection = pymysql.connect(**_address(setup.url), autocommit=True)
+    connection = pymysql.connect(**address_of(setup.url), autocommit=True)
     cursor = connection.cursor()
     execute = cursor.execute
     execute(TABLE)
     pool: Any = None
+
+    def execute_many(statement: str, rows: Sequence[Row]) -> None:
+        execute(statement.format(rows=", ".join([ROW] * len(rows))), [value for row in rows for value in row])
 
     def run(keys: Iterable[str]) -> None:
         for key in keys:
@@ -70,20 +84,31 @@ def open_forms(setup: Setup) -> Forms:
 
     async def aopen() -> None:
         nonlocal pool
-        pool = await asyncmy.create_pool(**_address(setup.url), autocommit=True, minsize=POOL, maxsize=POOL)
+        pool = await asyncmy.create_pool(**address_of(setup.url), autocommit=True, minsize=POOL, maxsize=POOL)
 
     async def aclose() -> None:
         pool.close()
         await pool.wait_closed()
 
+    def batch(keys: Sequence[str]) -> None:
+        owner, until = random.randbytes(16), time() + LEASE_SECONDS
+        execute_many(CLAIM_MANY, [(key, 0, until, owner, None) for key in keys])
+        mine = [key for (key,) in cursor.fetchall()]
+        for key in mine:
+            handle(key)
+        until = time() + KEEP_SECONDS
+        execute_many(COMPLETE_MANY, [(key, 1, until, owner, RESULT) for key in mine])
+
     def fill(keys: Sequence[str]) -> None:
-        cursor.executemany(FILL, [(key, time() + KEEP_SECONDS, RESULT) for key in keys])
+        until = time() + KEEP_SECONDS
+        execute_many(FILL, [(key, 1, until, None, RESULT) for key in keys])
 
     is_dup = setup.op == "dup"
     return Forms(
         counter=counter,
         run=read if is_dup else run,
         arun=aread if is_dup else arun,
+        batch=batch,
         fill=fill,
         close=connection.close,
         aopen=aopen,
@@ -91,7 +116,8 @@ def open_forms(setup: Setup) -> Forms:
     )
 
 
-def _address(url: str) -> dict[str, Any]:
+def address_of(url: str) -> dict[str, Any]:
+    """Where the database is that the URL names, as both drivers want to be told."""
     place = urlsplit(url)
     return {
         "host": place.hostname,

@@ -1,23 +1,14 @@
-"""The usual code by hand: a result as JSON under one key, a marker under another. As articles show it, and unfenced.
+"""The usual code by hand: look for an answer, leave a marker, work, write the answer. As in articles, and unfenced.
 
-Who outlives the marker's time-out deletes the next one's marker; who dies before the result leaves no trace.
+Who outlives the others' patience overwrites what the next one did; who dies before the answer leaves a marker behind.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from time import time
-from typing import Any
+from importlib import import_module
 
-import redis
-import redis.asyncio
-
-from benchmarks.workers.base import Counter, Setup, Subject
+from benchmarks.workers.base import Setup, Subject
 from benchmarks.workers.forms import Forms, subject
-from benchmarks.workers.raw_sqlite import KEEP_SECONDS, LEASE_SECONDS
-
-LEASE, KEEP = int(LEASE_SECONDS), int(KEEP_SECONDS)
 
 
 def open_subject(setup: Setup) -> Subject:
@@ -26,46 +17,6 @@ def open_subject(setup: Setup) -> Subject:
 
 
 def open_forms(setup: Setup) -> Forms:
-    """Four round trips for a new key, one for a duplicate."""
-    counter = Counter()
-    handle, ahandle = counter.handle, counter.ahandle
-    client = redis.Redis.from_url(setup.url, decode_responses=True)
-    aclient = redis.asyncio.Redis.from_url(setup.url, decode_responses=True)
-
-    def once(key: str) -> Any:
-        name, marker = f"idempotency:{key}", f"idempotency:{key}:lock"
-        stored: Any = client.get(name)
-        if stored is not None:
-            return json.loads(stored)["response"]
-        if not client.set(marker, "processing", nx=True, ex=LEASE):
-            raise RuntimeError("it is being processed")
-        response = handle(key)
-        client.set(name, _stored(response), ex=KEEP)
-        client.delete(marker)
-        return response
-
-    async def aonce(key: str) -> Any:
-        name, marker = f"idempotency:{key}", f"idempotency:{key}:lock"
-        stored: Any = await aclient.get(name)
-        if stored is not None:
-            return json.loads(stored)["response"]
-        if not await aclient.set(marker, "processing", nx=True, ex=LEASE):
-            raise RuntimeError("it is being processed")
-        response = await ahandle(key)
-        await aclient.set(name, _stored(response), ex=KEEP)
-        await aclient.delete(marker)
-        return response
-
-    def run(keys: Iterable[str]) -> None:
-        for key in keys:
-            once(key)
-
-    async def arun(keys: Iterable[str]) -> None:
-        for key in keys:
-            await aonce(key)
-
-    return Forms(counter=counter, run=run, arun=arun, close=client.close, aclose=aclient.aclose)
-
-
-def _stored(response: dict[str, Any]) -> str:
-    return json.dumps({"status": "completed", "created_at": time(), "response": response})
+    """What is usual on a server, in `usual_<store>.py`."""
+    forms: Forms = import_module(f"benchmarks.workers.usual_{setup.store}").open_forms(setup)
+    return forms
