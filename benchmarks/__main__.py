@@ -95,7 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="list the cases and end")
     add("--quick", action="store_true", help="under a minute; finds blunders, decides nothing")
     add("--full", action="store_true", help="also growth to many keys and purging; some minutes more")
-    add("--keys", type=int, help="how far growth goes (default: 1 million, on servers 2 million)")
+    add(
+        "--keys",
+        type=int,
+        help="how far growth goes (default: 1 million, on servers 2 million, DynamoDB 500,000)",
+    )
     add("--repetitions", type=int, metavar="N", help="instead of 5, or 3 when quick")
     add("--pin", action="store_true", help="keep everything on one core: steadier ratios")
     add("--check", action="store_true", help="exit with 1 when a floor is missed")

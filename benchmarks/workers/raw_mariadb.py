@@ -27,19 +27,16 @@ COMPLETE = (
     "UPDATE records SET state = 1, expires = %s, owner = NULL, result = %s "
     "WHERE `key` = %s AND state = 0 AND owner = %s"
 )
-ROW = "(%s, %s, %s, %s, %s)"
 # It answers with the keys that are new.
-CLAIM_MANY = "INSERT IGNORE INTO records VALUES {rows} RETURNING `key`"
-# Each with a result of its own. A pending record has an owner, so that one comparison decides, and the owner goes last:
-# what is assigned counts for the assignments after it.
-COMPLETE_MANY = """
-INSERT INTO records VALUES {rows} ON DUPLICATE KEY UPDATE
-    state = IF(owner = VALUES(owner), 1, state), expires = IF(owner = VALUES(owner), VALUES(expires), expires),
-    result = IF(owner = VALUES(owner), VALUES(result), result), owner = IF(owner = VALUES(owner), NULL, owner)
-"""
-FILL = "INSERT INTO records VALUES {rows}"
+CLAIM_MANY = "INSERT IGNORE INTO records VALUES {} RETURNING `key`"
+# Each with a result of its own.
+COMPLETE_MANY = (
+    "UPDATE records SET state = 1, expires = %s, owner = NULL, result = CASE `key` {} END "
+    "WHERE `key` IN %s AND state = 0 AND owner = %s"
+)
+FILL_MANY = "INSERT INTO records VALUES {}"
+ROW, WHEN = "(%s, %s, %s, %s, %s)", "WHEN %s THEN %s"
 RESULT = ENCODED.encode()
-Row = tuple[str, int, float, bytes | None, bytes | None]
 
 
 def open_forms(setup: Setup) -> Forms:
@@ -51,9 +48,6 @@ def open_forms(setup: Setup) -> Forms:
     execute = cursor.execute
     execute(TABLE)
     pool: Any = None
-
-    def execute_many(statement: str, rows: Sequence[Row]) -> None:
-        execute(statement.format(rows=", ".join([ROW] * len(rows))), [value for row in rows for value in row])
 
     def run(keys: Iterable[str]) -> None:
         for key in keys:
@@ -92,16 +86,24 @@ def open_forms(setup: Setup) -> Forms:
 
     def batch(keys: Sequence[str]) -> None:
         owner, until = random.randbytes(16), time() + LEASE_SECONDS
-        execute_many(CLAIM_MANY, [(key, 0, until, owner, None) for key in keys])
+        execute(
+            CLAIM_MANY.format(", ".join([ROW] * len(keys))),
+            _flat((key, 0, until, owner, None) for key in keys),
+        )
         mine = [key for (key,) in cursor.fetchall()]
         for key in mine:
             handle(key)
-        until = time() + KEEP_SECONDS
-        execute_many(COMPLETE_MANY, [(key, 1, until, owner, RESULT) for key in mine])
+        results = _flat((key, RESULT) for key in mine)
+        execute(
+            COMPLETE_MANY.format(" ".join([WHEN] * len(mine))), [time() + KEEP_SECONDS, *results, mine, owner]
+        )
 
     def fill(keys: Sequence[str]) -> None:
         until = time() + KEEP_SECONDS
-        execute_many(FILL, [(key, 1, until, None, RESULT) for key in keys])
+        execute(
+            FILL_MANY.format(", ".join([ROW] * len(keys))),
+            _flat((key, 1, until, None, RESULT) for key in keys),
+        )
 
     is_dup = setup.op == "dup"
     return Forms(
@@ -114,6 +116,10 @@ def open_forms(setup: Setup) -> Forms:
         aopen=aopen,
         aclose=aclose,
     )
+
+
+def _flat(rows: Iterable[Iterable[Any]]) -> list[Any]:
+    return [value for row in rows for value in row]
 
 
 def address_of(url: str) -> dict[str, Any]:
