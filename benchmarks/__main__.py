@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", metavar="A,B", help="cases or groups, such as memory,sqlite-new")
     add("--list", action="store_true", help="list the cases and end")
-    add("--quick", action="store_true", help="under a minute; finds blunders, decides nothing")
+    add("--quick", action="store_true", help="shorter; finds blunders, decides nothing")
     add("--full", action="store_true", help="also growth to many keys and purging; some minutes more")
     add(
         "--keys",

@@ -16,7 +16,7 @@ IDEMKIT_SYNC = Row("idemkit sync", "idemkit")
 IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
 ON_THREADS = "on 16 threads"
 MOST_KEYS = 500_000
-"""What the emulator takes within minutes: it needs 0.1 ms and a kilobyte for each."""
+"""What the emulator takes within minutes: it needs 0.1 to 0.2 ms and a good kilobyte for each."""
 
 _case = partial(Case, group="dynamodb", store="dynamodb", server="dynamodb", budget_seconds=0.5)
 _alone = partial(_case, rows=(RAW, *ours(floor=0.95), POWERTOOLS, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, USUAL))

@@ -71,7 +71,7 @@ class Filler:
 def like_the_first(url: str, add: Fill) -> Fill:
     """Fill an empty table with the item that `add` makes of the first key, put again under each key's own name.
 
-    By way of a store's own verbs, two conditional writes for each key, millions would take hours.
+    By way of a store's own verbs, two conditional writes for each key, it takes four times as long.
     """
     filler, client, table = Filler(url), open_client(url), table_of(url)
     first, model = "", Item()
