@@ -249,17 +249,20 @@ class Receiver:
             named = Key.of(key, own, self.scope if scope is None else scope, version)
         return Claiming(self, call_of(named.text, keys.fingerprint(payload), self._policy(policy), hint))
 
-    def on(self, connection: Any) -> Receiver:
+    def on(self, connection: Any, *, commit: bool = False) -> Receiver:
         """The receiver for calls inside the transaction that a connection is in: record and effect commit together.
 
         ``connection`` is one of sqlite3, psycopg, asyncpg, PyMySQL or asyncmy, a connection or session of SQLAlchemy,
         or ``django.db.connection``, to the database of this receiver's store. The transaction is yours: nothing here
         commits or rolls it back. Outcomes say ``guarantee="atomic"``.
+
+        With ``commit=True`` each call is a transaction: it begins with the claim and is committed with the result, over
+        psycopg in the same round trips. The connection is one of a driver, and in no transaction yet.
         """
-        return self._on(self, connection)
+        return self._on(self, connection, commit)
 
     @cached_property
-    def _on(self) -> Callable[[Receiver, Any], Receiver]:
+    def _on(self) -> Callable[[Receiver, Any, bool], Receiver]:
         """What ``on`` makes; only who needs it pays for importing it."""
         from .transactions._receiver import OnConnection
 

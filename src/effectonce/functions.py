@@ -177,10 +177,12 @@ class _Decorated(Generic[P, R]):
         """The key of such a call, as stores and errors name it."""
         return self._call(args, kwargs).key
 
-    def on(self, connection: Any) -> Self:
+    def on(self, connection: Any, *, commit: bool = False) -> Self:
         """The same function for calls inside the transaction that a connection is in: see ``Receiver.on``."""
         kind = type(self)
-        return kind(self._receiver.on(connection), self._function, self._identity, self._policy)
+        return kind(
+            self._receiver.on(connection, commit=commit), self._function, self._identity, self._policy
+        )
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receiver:
         """The receiver on the connection that is among the arguments."""
@@ -265,8 +267,8 @@ class _Bound:
     def key(self, *args: Any, **kwargs: Any) -> str:
         return self.__wrapped__.key(self.__self__, *args, **kwargs)
 
-    def on(self, connection: Any) -> _Bound:
-        return _Bound(self.__wrapped__.on(connection), self.__self__)
+    def on(self, connection: Any, *, commit: bool = False) -> _Bound:
+        return _Bound(self.__wrapped__.on(connection, commit=commit), self.__self__)
 
     def __reduce__(self) -> tuple[Any, ...]:
         name = self.__wrapped__._function.__name__

@@ -105,6 +105,17 @@ class Bank:
         self.connection.commit()
         return answer
 
+    def process_alone(self, id: str) -> str:
+        """One transfer, whose transaction begins with its claim and is committed with its result."""
+        policy = (
+            None if "declined" in id else Policy(lease="1h")
+        )  # with a mark before the handler, and without
+        try:
+            on = self.receiver.on(self.connection, commit=True)
+            return str(on.process(Message(id=id), self.transfer, policy=policy).value["transferred"])
+        except Declined:
+            return "declined"
+
     def process_all(self, ids: list[str]) -> list[str]:
         """Several in one transaction."""
         outcomes = self.receiver.on(self.connection).process_batch(
@@ -132,15 +143,18 @@ def open_accounts(place: Place, pairs: list[str]) -> None:
 
 
 SINGLE, DECLINED, BATCH = "{}-single", "{}-declined", ("{}-b1", "{}-declined2", "{}-b2")
+ALONE = ("{}-alone", "{}-declined3")
 
 
 def ids_of(pair: str) -> list[str]:
     """All transfers of one victim."""
-    return [each.format(pair) for each in (SINGLE, DECLINED, *BATCH)]
+    return [each.format(pair) for each in (SINGLE, DECLINED, *ALONE, *BATCH)]
 
 
 def live(order: Order, tick: Tick) -> None:
-    """A transfer, its repeat, one that is declined, and a batch; every answer is noted when it is given."""
+    """A transfer, its repeat, one that is declined, both as transactions of their own, and a batch; every answer is
+    noted when it is given.
+    """
     bank = Bank(Place(*order["place"]), order["fault"])
     bank.connection = connect(bank.place, tick)
     pair, journal = order["pair"], os.open(order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -150,6 +164,8 @@ def live(order: Order, tick: Tick) -> None:
 
     for id in (SINGLE, SINGLE, DECLINED):
         note(id.format(pair), bank.process(id.format(pair)))
+    for id in ALONE:
+        note(id.format(pair), bank.process_alone(id.format(pair)))
     batch = [id.format(pair) for id in BATCH]
     for id, answer in zip(batch, bank.process_all(batch), strict=True):
         note(id, answer)

@@ -10,12 +10,14 @@ from itertools import count
 from typing import Any
 
 import pytest
-from tests.integration.transaction_drivers import DRIVERS, REJECT, Desk, Place
+from tests.integration.transaction_drivers import DRIVERS, OWN, REJECT, Asyncpg, Desk, Place
 
 from effectonce import Message, Policy, Receiver
 from effectonce._records import State
 
-CALLS = ("execute", "execute_all", "talk", "savepoint", "release", "move_on", "roll_back_to")
+CALLS = (
+    "execute", "execute_all", "talk", "savepoint", "release", "move_on", "roll_back_to", "begin", "commit",
+)  # fmt: skip
 """What an adapter has done by its driver."""
 
 
@@ -78,13 +80,17 @@ class World:
         record = self.receiver.get(self.receiver.key_of(Message(id=id)))
         return None if record is None else record.state
 
-    async def interrupted(self, ids: list[str], interruption: Interruption, **options: Any) -> None:
+    async def interrupted(
+        self, ids: list[str], interruption: Interruption, commit: bool = False, **options: Any
+    ) -> None:
         """Process messages in a transaction, are interrupted, and commit all the same."""
         desk = self.kind(self.place)
         await desk.open()
+        if commit and isinstance(desk, Asyncpg):  # which has begun
+            await desk.transaction.rollback()
         try:
             with suppress(Interrupt, TimeLimit, asyncio.CancelledError):
-                await self._process(desk, ids, interruption, **options)
+                await self._process(desk, ids, interruption, commit, **options)
             task = asyncio.current_task()
             while task is not None and task.cancelling():
                 task.uncancel()
@@ -94,8 +100,10 @@ class World:
             with suppress(Exception):
                 await desk.close()
 
-    async def _process(self, desk: Desk, ids: list[str], interruption: Interruption, **options: Any) -> None:
-        on: Any = self.receiver.on(desk.connection)
+    async def _process(
+        self, desk: Desk, ids: list[str], interruption: Interruption, commit: bool, **options: Any
+    ) -> None:
+        on: Any = self.receiver.on(desk.connection, commit=commit)
         interruption.lurk(on.store.adapter)
         messages = [Message(id=id, payload={"id": id}) for id in ids]
         if len(messages) > 1 and desk.awaits:
@@ -167,3 +175,24 @@ def test_a_call_that_does_not_wait(world: World) -> None:
 def test_a_batch(world: World) -> None:
     """The same of every message in a batch."""
     story(world, 3)
+
+
+owning = pytest.mark.parametrize("world", OWN, indirect=True)
+
+
+@owning
+def test_a_call_that_is_a_transaction(world: World) -> None:
+    """The same with commit=True, where BEGIN and COMMIT may be interrupted too."""
+    story(world, 1, commit=True)
+
+
+@owning
+def test_a_call_that_is_a_transaction_and_does_not_wait(world: World) -> None:
+    """The same with busy="reject"."""
+    story(world, 1, commit=True, policy=REJECT)
+
+
+@owning
+def test_a_batch_that_is_a_transaction(world: World) -> None:
+    """The same of every message in a batch."""
+    story(world, 3, commit=True)

@@ -139,6 +139,8 @@ DRIVERS: dict[str, tuple[str, type[Desk]]] = {
     "django-pymysql": ("mysql", _over(Django, "mysql")),
 }
 """By name: the engine, and the desk."""
+OWN = ("sqlite3", "psycopg", "psycopg-async", "asyncpg", "asyncpg-pool", "pymysql", "asyncmy")
+"""Those that begin and commit a transaction for a call."""
 
 
 class Beside:
@@ -173,4 +175,4 @@ class Beside:
 
 REJECT = Policy(busy="reject")
 
-__all__ = ["DRIVERS", "REJECT", "Beside", "Desk", "Place", "finished"]
+__all__ = ["DRIVERS", "OWN", "REJECT", "Asyncpg", "Beside", "Desk", "Place", "finished"]

@@ -30,7 +30,7 @@ from ..errors import (
     StoreUnavailable,
     UsageError,
 )
-from ..transactions._batch import _Piece
+from ..transactions._batch import Piece
 from ..transactions._flow import AtomicAttempt, ended_meanwhile
 from ..transactions._retrying import TRIES, may_help, pause
 from ._delivery import DONE, DeadLetter, Delivery, Held
@@ -158,7 +158,7 @@ class Atomic:
             except UsageError as error:
                 raise Unfit(error) from error
             check_colour(colour, on.store.adapter.awaits)
-            kind = _InOrder if ordered else _Piece
+            kind = _InOrder if ordered else Piece
             mine = on.asyncio if colour.awaits else on.blocking
             outcomes = await kind(on.flow, mine, slots, lambda message: handler(message, connection)).run()
             for outcome in outcomes:
@@ -191,7 +191,7 @@ class Atomic:
             return Outcome("failed", error=error, guarantee="atomic")
 
 
-class _InOrder(_Piece):
+class _InOrder(Piece):
     """A piece that stops at the first message without a result; what comes after it is given back unbegun."""
 
     is_stopped = False

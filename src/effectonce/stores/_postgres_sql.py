@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -102,6 +103,16 @@ ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "smallint": struct.Struct(">h").pack,
 }
 _OIDS = {"text": 25, "bytea": 17, "uuid": 2950, "float8": 701, "bigint": 20, "integer": 23, "smallint": 21}
+LOADS: dict[int, Callable[[bytes], Any]] = {
+    _OIDS["text"]: bytes.decode,
+    _OIDS["bytea"]: bytes,
+    _OIDS["float8"]: lambda data: struct.unpack(">d", data)[0],
+    **{
+        _OIDS[kind]: partial(int.from_bytes, byteorder="big", signed=True)
+        for kind in ("bigint", "integer", "smallint")
+    },
+}
+"""By the number that a column's type has there: what its values are."""
 _LENGTH = struct.Struct(">i").pack
 _NULL = _LENGTH(-1)
 
@@ -144,11 +155,12 @@ class Statement:
     name there must be the same statement, or a record would go to that store's table.
     """
 
-    __slots__ = ("_encoders", "formats", "name", "sent", "text")
+    __slots__ = ("_encoders", "formats", "name", "named", "sent", "text")
 
     def __init__(self, name: str, text: str) -> None:
         self.text, self.sent = text, text.encode()
         self.name = f"{name}_{sha256(self.sent).hexdigest()[:16]}".encode() if name else b""
+        self.named = self.sent, self.name
         kinds = dict(re.findall(r"\$(\d+)::(\w+(?:\[\])?)", text))
         self._encoders = [
             _array_encoder(kind[:-2]) if kind.endswith("[]") else ENCODERS[kind]
@@ -173,6 +185,16 @@ class Call(NamedTuple):
     statement: Statement
     values: Values = ()
 
+
+# The end of a claim of the same transaction, for the two statements that say so.
+
+_MINE: Final = (
+    "record.state & 7 = 1 AND record.fence = $3::bigint AND substr(record.content, 1, 16) = $2::bytea"
+)
+_SETTLED: Final = """
+    state = record.state & -8 | $4::integer, content = $5::bytea, lease_until = NULL,
+    expires_at = date_part('epoch', clock_timestamp()) + $6::float8
+"""
 
 # What a table that rotates adds to them: postgres_rotating.sql says why.
 
@@ -200,6 +222,7 @@ class Statements:
         own = {
             "{follow}": ", slot = {current}" if rotating else "",
             "{and_unexpired}": " AND {unexpired}" if rotating else "",
+            "{mine}": _MINE, "{settled}": _SETTLED,
             "{current}": _CURRENT, "{unexpired}": _UNEXPIRED, "{hurries}": "false" if patient else "true",
             "{table}": table, "{put}": f'{stem}_put"', "{channel}": self.channel,
             "{may_wait}": "true" if patient else IMPATIENT,

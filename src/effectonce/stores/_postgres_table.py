@@ -55,6 +55,8 @@ class Table:
         self.home: str | None = None
         """The schema that it is in, as SQL has it, once that is known."""
         self.kept = Kept()
+        self.expects_known = False
+        """Whether the last claim in a user's transaction was for a known key: the next one probably is, too."""
         self._create, self._lasting = create, lasting
         self._hand = random.getrandbits(31)  # a process of few claims must not always purge the same pages
 

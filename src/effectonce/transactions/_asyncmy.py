@@ -14,6 +14,7 @@ class Asyncmy(Adapter):
     dialect: Dialect = "mysql"
     awaits = True
     style: ClassVar[Style] = "format"
+    may_begin = True
     how_to_begin = "await connection.begin(), or connect without autocommit=True."
 
     def __init__(self, connection: Any) -> None:
@@ -22,8 +23,19 @@ class Asyncmy(Adapter):
         self.is_mariadb = "mariadb" in connection.get_server_info().lower()
 
     def in_transaction(self) -> bool:
-        connection = self._connection
-        return not connection.get_autocommit() or bool(connection.get_transaction_status())
+        return not (self._connection.get_autocommit() and self.is_idle())
+
+    def is_idle(self) -> bool:
+        return not self._connection.get_transaction_status()
+
+    async def begin(self) -> None:
+        await self._connection.begin()
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def roll_back(self) -> None:
+        await self._connection.rollback()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         text, args = translated(sql, values, self.style)

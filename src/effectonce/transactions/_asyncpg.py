@@ -18,12 +18,29 @@ class Asyncpg(Adapter):
     dialect: Dialect = "postgresql"
     awaits = True
     how_to_begin = "async with connection.transaction(): …"
+    may_begin = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._begun: Any = None
 
     def in_transaction(self) -> bool:
         return bool(self._connection.is_in_transaction())
+
+    def is_idle(self) -> bool:
+        return not self.in_transaction()
+
+    async def begin(self) -> None:
+        self._begun = (
+            self._connection.transaction()
+        )  # of asyncpg's own making: what is inside may have some, too
+        await self._begun.start()
+
+    async def commit(self) -> None:
+        await self._begun.commit()
+
+    async def roll_back(self) -> None:
+        await self._begun.rollback()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         if GIVES_ROWS.search(sql):

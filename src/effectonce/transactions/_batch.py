@@ -34,10 +34,10 @@ async def run_batch(
     """
     assert isinstance(flow, AtomicFlow)
     check_number("size", size, MAX_SIZE)
-    return await in_pieces(slots, size, lambda piece: _Piece(flow, colour, piece, handler).run())
+    return await in_pieces(slots, size, lambda piece: Piece(flow, colour, piece, handler).run())
 
 
-class _Piece:
+class Piece:
     """One round of claims and completions."""
 
     def __init__(

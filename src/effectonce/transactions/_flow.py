@@ -9,7 +9,7 @@ gone too, and there is nothing to record.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import CoroutineType
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -20,7 +20,7 @@ from .._blocking import Gathered, Job, not_awaited
 from .._colours import Colour
 from .._flow import Flow, Home
 from .._messages import Outcome
-from .._records import ATOMIC, Completion, Decision, Ending, Guarantee, Record, Verdict, make
+from .._records import ATOMIC, Claim, Completion, Decision, Ending, Guarantee, Record, Verdict, make
 from ..codec import Form
 from ..errors import InProgress, StoreError, UsageError
 from ..hooks import EventKind
@@ -40,6 +40,8 @@ class AtomicAttempt(Attempt):
     """Where its handler began."""
     is_settled = False
     """Whether its end is recorded, or what it did was undone, as far as that can be."""
+    is_committing = False
+    """Whether its transaction, which is its own, may have been committed."""
 
     def end(self, outcome: Any) -> None:
         """Let those who wait for this attempt go on, and let go of the one around it."""
@@ -129,21 +131,27 @@ class AtomicFlow(Flow):
     ) -> Attempt | Outcome[Any]:
         """Claim the key: an attempt that may run, or the outcome of not running."""
         self.check(colour, call)
+        return await self.opened(colour, call)
+
+    async def opened(self, colour: Colour, call: Call) -> Attempt | Outcome[Any]:
+        """The same, where nothing speaks against it."""
         cached = self.cache.get(call.key) if call.policy.local_cache else None
         if cached is not None and cached.fingerprint == call.fingerprint:
             return self.replay(call, cached)
         store = store_of(colour, call)
-        name = store.adapter.new_name()
+        name = self.new_mark(store, call)
         probed = False
         while True:
             started = self.monotonic()
             try:
-                await store.make_sure()
-                decision = await store.open(call.claim, name)
+                if store.look is not None:
+                    await store.make_sure()
+                decision = await self.claimed(store, call.claim, name)
             except StoreError as error:
                 return self.store_error(call, error)
             except BaseException as error:
-                await to_its_end(colour.awaits, give_back(store, [call.claim], [name], error))
+                if name is not None:
+                    await to_its_end(colour.awaits, give_back(store, [call.claim], [name], error))
                 raise
             doubted = decision.record if decision.verdict is Verdict.IN_DOUBT else None
             if doubted is not None and call.policy.prober and not probed:
@@ -158,8 +166,30 @@ class AtomicFlow(Flow):
     def check(self, colour: Colour, call: Call) -> None:
         """Raise if there is no transaction, or if the call would wait for itself."""
         cast("TransactionStore", colour.store).adapter.check()
-        if any(each.key == call.key and each.flow.keeper is self.keeper for each in surrounding()):
+        self.check_around(call)
+
+    def check_around(self, call: Call) -> None:
+        """Raise if the call would wait for itself."""
+        if CURRENT.get(None) is not None and any(
+            each.key == call.key and each.flow.keeper is self.keeper for each in surrounding()
+        ):
             raise answers.waits_for_itself(call)
+
+    def new_mark(self, store: TransactionStore, call: Call) -> str | None:
+        """A name for where the handler begins; None: it needs no mark, since nothing is left of what it is part of."""
+        return store.adapter.new_name()
+
+    def claimed(
+        self, store: TransactionStore, claim: Claim, name: str | None
+    ) -> Coroutine[Any, Any, Decision]:
+        """Have a claim decided, and a mark made where its handler may begin."""
+        return store.open(claim, name)
+
+    def ended(
+        self, store: TransactionStore, attempt: AtomicAttempt, completion: Completion
+    ) -> Coroutine[Any, Any, Ending]:
+        """Have a claim ended, and the mark forgotten."""
+        return store.close_with(completion, attempt.savepoint)
 
     def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt:
         """A claim was granted. Its lease is the transaction."""
@@ -176,12 +206,12 @@ class AtomicFlow(Flow):
         self, colour: Colour, call: Call, attempt: Attempt, value: Any, trouble: BaseException | None = None
     ) -> Outcome[Any]:
         """Record a result in the transaction, then give it."""
-        atomic = cast("AtomicAttempt", attempt)
+        atomic: Any = attempt
         atomic.ending = True
-        store = cast("TransactionStore", colour.store)
+        store: Any = colour.store
         try:
             completion = marked(call, answers.completion_of(call, attempt, value))
-            ending = await store.close_with(completion, atomic.savepoint)
+            ending = await self.ended(store, atomic, completion)
             atomic.is_settled = True
         except SavepointGone as gone:
             atomic.is_settled = True
@@ -275,8 +305,8 @@ async def invoked(
 
 def store_of(colour: Colour, call: Call) -> TransactionStore:
     """The store that waits for other transactions, or one that does not, as the policy says."""
-    store = cast("TransactionStore", colour.store)
-    return store.hurried() if call.policy.busy in ("reject", "skip") else store
+    store: Any = colour.store
+    return store.hurried() if call.policy.busy in ("reject", "skip") else store  # type: ignore[no-any-return]
 
 
 def marked(call: Call, completion: Completion) -> Completion:

@@ -44,11 +44,17 @@ async def to_its_end(awaits: bool, work: Coroutine[Any, Any, T]) -> T:
 
 async def undo(adapter: Adapter, name: str) -> None:
     """Undo what came after a mark. An answer counts only if it is to this question."""
+    await in_step(adapter)
+    await adapter.roll_back_to(name)
+
+
+async def in_step(adapter: Adapter) -> None:
+    """Raise if a connection's answers are to earlier questions."""
     if adapter.dialect == "mysql":  # whose drivers take any answer for the one to their last question
+        name = adapter.new_name()
         rows = [[_text(value) for value in row] for row in (await adapter.execute(f"SELECT '{name}'")).rows]
         if rows != [[name]]:
             raise OutOfStep("the connection's answers are not to what it is asked")
-    await adapter.roll_back_to(name)
 
 
 async def give_back(

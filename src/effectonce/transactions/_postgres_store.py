@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from .._protocol import decide_claim
 from .._records import Claim, Completion, Decision, Ending, State
@@ -16,9 +16,13 @@ from ..stores._postgres_steps import (
     AGAIN,
     LOOK,
     MICROS,
+    add_encoded,
     added_or_found,
     encoded,
+    end_encoded,
+    found,
     grouped,
+    id_of,
     latest,
     values_of,
 )  # fmt: skip
@@ -29,6 +33,11 @@ from .base import GONE_OR_RAISED, LOCK_TIMED_OUT, Adapter, Result, Values, code_
 if TYPE_CHECKING:
     from ..stores.postgres import PostgresStore
 
+MERGES: Final = 15
+"""The first version that has MERGE."""
+NOTHING_TO_END: Final = {"23502", "23514"}
+"""What `settle_one` fails with where there is nothing to settle, so that what follows it is not done."""
+COMMIT: Final = Statement("effectonce_commit", "COMMIT")
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
 MOST_LOOKS: Final = 100
@@ -36,9 +45,6 @@ LOOK_FOR: Final = """
 SELECT relnamespace::regnamespace::text, obj_description(oid, 'pg_class')
 FROM pg_class WHERE oid = to_regclass($1::text)
 """
-
-_EXPECT_KNOWN: WeakSet[Any] = WeakSet()
-"""Stores whose last claim in a transaction was for a known key: the next one probably is, too."""
 
 _HOMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The schema that a user's connection has seen a store's table in, when the store itself had not looked yet."""
@@ -73,27 +79,65 @@ class InPostgres(TransactionStore):
         """The server's clock."""
         return cast("float", (await self.ask(self._sql.one["now"].text)).rows[0][0])
 
-    async def open(self, claim: Claim, name: str) -> Decision:
+    async def open(self, claim: Claim, name: str | None) -> Decision:
         """Claim and mark: in one round trip where the driver can, if the last claim was for a new key too."""
-        if self.at_once or not claim.may_create or not self.adapter.pipelines:
+        if self.at_once or not claim.may_create or not self.adapter.pipelines or name is None:
             return await super().open(claim, name)
-        if self._store in _EXPECT_KNOWN:
+        if self._table.expects_known:
             decision = await super().open(claim, name)
-            if decision.verdict in GRANTED:
-                _EXPECT_KNOWN.discard(self._store)
+            self._table.expects_known = decision.verdict not in GRANTED
             return decision
         with self.errors:
             done, _ = await self._together(("put", claim), (f"SAVEPOINT {name}", None))
-        if done.rows:
-            ((fence,),) = done.rows
+        return await self._put(claim, name, done.rows)
+
+    async def begin_with(self, claim: Claim, name: str | None) -> Decision:
+        """The same with BEGIN before it. A key that is probably known needs no transaction, if it is.
+
+        Written out, since every call pays for it.
+        """
+        begin = self.adapter.opening()
+        if begin is None or self.at_once or not claim.may_create:
+            return await super().begin_with(claim, name)
+        if self._table.expects_known:
+            known = await self._look(claim)
+            if known is not None:
+                return known
+            self._table.expects_known = False
+        calls: list[Any] = [(begin, ()), (self._sql.one["put"], add_encoded(claim))]
+        if name is not None:
+            calls.append((f"SAVEPOINT {name}", ()))
+        try:
+            done = (await self.adapter.talk(calls))[1]
+        except Exception as error:
+            self.errors.explain(error)
+            raise
+        return await self._put(claim, name, done.rows)
+
+    async def _put(self, claim: Claim, name: str | None, rows: Sequence[Values]) -> Decision:
+        """The answer to a claim, by what came of putting its record in place and making its mark."""
+        if rows:
+            ((fence,),) = rows
             return decide_claim(None, claim, fence / MICROS, fence - 1)
-        _EXPECT_KNOWN.add(self._store)
+        self._table.expects_known = True
+        release = [] if name is None else [(f"RELEASE SAVEPOINT {name}", None)]
         with self.errors:
-            _, found = await self._together((f"RELEASE SAVEPOINT {name}", None), ("add", claim))
-        decision = await self._decided(claim, added_or_found(claim.key, latest(found.rows)))
-        if decision.verdict in GRANTED:
+            *_, known = await self._together(*release, ("add", claim))
+        decision = await self._decided(claim, added_or_found(claim.key, latest(known.rows)))
+        if name is not None and decision.verdict in GRANTED:
             await self.adapter.savepoint(name)
         return decision
+
+    async def _look(self, claim: Claim) -> Decision | None:
+        """The answer to a claim whose record only has to be looked at; None: it has to be changed, or is not there."""
+        read = self._sql.one["read"]
+        with self.errors:
+            (seen,) = await self.adapter.talk(((read, read.encoded((id_of(claim.key),))),))
+        if not seen.rows:
+            return None
+        record, now = found(claim.key, latest(seen.rows))
+        decision = decide_claim(record, claim, now, 0)
+        return decision if decision.record is record and decision.verdict not in GRANTED else None
 
     async def _decided(self, claim: Claim, reply: Any) -> Decision:
         """The answer to a claim by the reply to its first step; rarely there is more to say."""
@@ -111,18 +155,34 @@ class InPostgres(TransactionStore):
             ended, _ = await self._together(("settle", completion), (f"RELEASE SAVEPOINT {name}", None))
         return Ending.DONE if ended.changed else await self.complete(completion)
 
+    async def commit_with(self, completion: Completion, name: str | None) -> Ending:
+        """The same with COMMIT after it, which comes to nothing where there is no claim to end."""
+        if not self.adapter.may_talk() or self.adapter.server_version < MERGES:
+            return await super().commit_with(completion, name)
+        calls: list[Any] = [(self._sql.one["settle_one"], end_encoded(completion)), (COMMIT, ())]
+        if name is not None:
+            calls.insert(1, (f"RELEASE SAVEPOINT {name}", ()))
+        try:
+            await self.adapter.talk(calls)
+        except Exception as error:
+            if code_of(error) in NOTHING_TO_END:
+                return Ending.FENCED
+            GONE_OR_RAISED.tell(error)
+            raise
+        return Ending.DONE
+
     async def _together(self, *calls: tuple[str, Claim | Completion | None]) -> list[Result]:
         """Have named statements about claims and completions, and commands of SQL, done in one round trip."""
         one = self._sql.one
-        if not self.adapter.may_talk():
-            return await self.adapter.execute_all(
-                [
-                    (name, ()) if about is None else (one[name].text, _sendable(values_of(about)))
-                    for name, about in calls
-                ]
+        if self.adapter.may_talk():
+            return await self.adapter.talk(
+                [(name, ()) if about is None else (one[name], encoded(about)) for name, about in calls]
             )
-        return await self.adapter.talk(
-            [(name, []) if about is None else (one[name], encoded(about)) for name, about in calls]
+        return await self.adapter.execute_all(
+            [
+                (name, ()) if about is None else (one[name].text, _sendable(values_of(about)))
+                for name, about in calls
+            ]
         )
 
     async def send(self, steps: Sequence[Step]) -> list[Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, Pipeline, RawCursor
-from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from ._psycopg_talk import Spoken, in_one_piece, may_talk, talk
+from ..errors import UsageError
+from ..stores._postgres_sql import Statement as PgStatement
+from ._psycopg_talk import IDLE, OFF, Spoken, broken_off, may_begin, may_talk, opening, talk
 from .base import GONE_OR_RAISED, Adapter, Dialect, Result, Statement, Values, plain
 
-IDLE = TransactionStatus.IDLE
 PIPELINES = Pipeline.is_supported()
 
 
@@ -22,10 +22,45 @@ class _Psycopg(Adapter):
 
     dialect: Dialect = "postgresql"
     how_to_begin = "with connection.transaction(): …, or connect without autocommit=True."
+    may_begin = True
     _connection: Any
 
     def may_talk(self) -> bool:
         return self.pipelines and may_talk(self._connection)
+
+    @property
+    def server_version(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return int(self._connection.pgconn.server_version // 10000)
+
+    def check_idle(self) -> None:
+        pg = self._connection.pgconn
+        if pg.transaction_status == IDLE and pg.pipeline_status == OFF:
+            return
+        if pg.pipeline_status != OFF:
+            raise UsageError(
+                "This connection is in a pipeline of its user's, where nobody is told whether a transaction was "
+                "committed before the pipeline ends. Leave it first, or call without commit=True."
+            )
+        super().check_idle()
+
+    def is_idle(self) -> bool:
+        return bool(self._connection.pgconn.transaction_status == IDLE)
+
+    def opening(self) -> PgStatement | None:
+        return opening(self._connection) if self.pipelines and may_begin(self._connection) else None
+
+    async def begin(self) -> None:
+        statement = opening(self._connection)
+        if self.pipelines and may_begin(self._connection):
+            await self.talk([(statement, ())])
+        else:
+            await self.execute_all([(statement.text, ())])
+
+    async def commit(self) -> None:
+        await self._command("COMMIT")
+
+    async def roll_back(self) -> None:
+        await self._command("ROLLBACK")
 
     async def savepoint(self, name: str) -> None:
         await self._command(f"SAVEPOINT {name}")
@@ -45,7 +80,7 @@ class _Psycopg(Adapter):
     async def _command(self, *commands: str) -> None:
         """Have commands done; past psycopg's cursors, which at a ROLLBACK have all that is prepared forgotten."""
         if self.may_talk():
-            await self.talk([(command, []) for command in commands])
+            await self.talk([(command, ()) for command in commands])
         else:
             await self.execute_all([(command, ()) for command in commands])
 
@@ -61,8 +96,7 @@ class _Psycopg(Adapter):
         return self.pipelines and (len(statements) > 1 or self._connection.pgconn.pipeline_status != 0)
 
     def in_transaction(self) -> bool:
-        idle = self._connection.pgconn.transaction_status == IDLE
-        return not (idle and self._connection.autocommit)
+        return not (self._connection.autocommit and self.is_idle())
 
 
 class Psycopg(_Psycopg):
@@ -74,8 +108,13 @@ class Psycopg(_Psycopg):
         self.pipelines = PIPELINES
 
     async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
-        with self._connection.lock, in_one_piece(self._connection):
-            return cast("list[Result]", self._connection.wait(talk(self._connection, calls)))
+        connection = self._connection
+        with connection.lock:
+            try:
+                return connection.wait(talk(connection, calls))  # type: ignore[no-any-return]
+            except BaseException:
+                broken_off(connection)
+                raise
 
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
         with self._connection.pipeline() if self._is_piped(statements) else nullcontext():
@@ -100,9 +139,13 @@ class AsyncPsycopg(_Psycopg):
         self.pipelines = PIPELINES
 
     async def talk(self, calls: Sequence[Spoken]) -> list[Result]:
-        async with self._connection.lock:
-            with in_one_piece(self._connection):
-                return cast("list[Result]", await self._connection.wait(talk(self._connection, calls)))
+        connection = self._connection
+        async with connection.lock:
+            try:
+                return await connection.wait(talk(connection, calls))  # type: ignore[no-any-return]
+            except BaseException:
+                broken_off(connection)
+                raise
 
     async def execute_all(self, statements: Sequence[Statement]) -> list[Result]:
         async with self._connection.pipeline() if self._is_piped(statements) else nullcontext():

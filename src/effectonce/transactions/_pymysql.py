@@ -16,6 +16,7 @@ class PyMySQL(Adapter):
 
     dialect: Dialect = "mysql"
     style: ClassVar[Style] = "format"
+    may_begin = True
     how_to_begin = "connection.begin(), or connect without autocommit=True."
 
     def __init__(self, connection: Any) -> None:
@@ -24,8 +25,19 @@ class PyMySQL(Adapter):
         self.is_mariadb = "mariadb" in connection.get_server_info().lower()
 
     def in_transaction(self) -> bool:
-        connection = self._connection
-        return not connection.get_autocommit() or bool(connection.server_status & IN_TRANSACTION)
+        return not (self._connection.get_autocommit() and self.is_idle())
+
+    def is_idle(self) -> bool:
+        return not self._connection.server_status & IN_TRANSACTION
+
+    async def begin(self) -> None:
+        self._connection.begin()
+
+    async def commit(self) -> None:
+        self._connection.commit()
+
+    async def roll_back(self) -> None:
+        self._connection.rollback()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         text, args = translated(sql, values, self.style)

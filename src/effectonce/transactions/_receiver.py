@@ -14,6 +14,8 @@ from ..stores import Store
 from . import adapt
 from ._batch import run_batch
 from ._flow import AtomicFlow, InTransaction
+from ._own import OwnFlow
+from ._own import run_batch as run_own_batch
 from ._stores import TransactionStore
 from .base import Adapter
 
@@ -31,7 +33,7 @@ class OnConnection(Receiver):
     Make one with ``receiver.on(connection)`` for every transaction, or for every call; it costs nothing.
     """
 
-    def __init__(self, receiver: Receiver, connection: Any) -> None:
+    def __init__(self, receiver: Receiver, connection: Any, commit: bool = False) -> None:
         self.__dict__.update(receiver.__dict__)
         self.store = store = self._store_on(adapt(connection), receiver.store)
         colour: Any = InTransaction(store)
@@ -39,14 +41,17 @@ class OnConnection(Receiver):
             self.blocking, self.asyncio = AWAITING, colour
         else:
             self.blocking, self.asyncio = colour, BLOCKING
-        self.flow = AtomicFlow(receiver.flow, self.blocking, self.asyncio)
+        kind = OwnFlow if commit else AtomicFlow
+        self.flow = kind(receiver.flow, self.blocking, self.asyncio)
 
     def _store_on(self, adapter: Adapter, store: Store) -> TransactionStore:
         return store_on(adapter, store)
 
-    _run_batch = staticmethod(run_batch)
+    @property
+    def _run_batch(self) -> Any:  # type: ignore[override]
+        return run_own_batch if isinstance(self.flow, OwnFlow) else run_batch
 
-    def on(self, connection: Any) -> Receiver:
+    def on(self, connection: Any, *, commit: bool = False) -> Receiver:
         """Refused: a transaction is in one connection."""
         return self.flow.home.on(connection)
 

@@ -15,6 +15,7 @@ class SQLite3(Adapter):
 
     dialect: Dialect = "sqlite"
     style: ClassVar[Style] = "qmark"
+    may_begin = True
     how_to_begin = (
         'connection.execute("BEGIN IMMEDIATE"), or leave isolation_level= of sqlite3.connect() as it is.'
     )
@@ -27,6 +28,18 @@ class SQLite3(Adapter):
         return connection.in_transaction or (
             connection.isolation_level is not None and getattr(connection, "autocommit", False) is not True
         )
+
+    def is_idle(self) -> bool:
+        return not self._connection.in_transaction
+
+    async def begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    async def commit(self) -> None:
+        self._connection.commit()
+
+    async def roll_back(self) -> None:
+        self._connection.rollback()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         connection = self._connection

@@ -41,7 +41,12 @@ class Explained:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and is_missing_table(error):
+        if isinstance(error, Exception):
+            self.explain(error)
+
+    def explain(self, error: Exception) -> None:
+        """Raise what explains an error, if it has to be."""
+        if is_missing_table(error):
             raise StoreMismatch(
                 f"This connection sees no table of effectonce's: {error}. Run `effectonce migrate URL` for the "
                 "database that the connection is to; inside your transaction nothing is created."
@@ -103,10 +108,10 @@ class TransactionStore(SteppingStore):
         other.at_once = True
         return other
 
-    async def open(self, claim: Claim, name: str) -> Decision:
-        """Claim, and mark where the handler begins by a savepoint if it may."""
+    async def open(self, claim: Claim, name: str | None) -> Decision:
+        """Claim, and mark where the handler begins by a savepoint, if it may and a name is given."""
         decision = await self.claim(claim)
-        if decision.verdict in GRANTED:
+        if name is not None and decision.verdict in GRANTED:
             await self.adapter.savepoint(name)
         return decision
 
@@ -116,6 +121,30 @@ class TransactionStore(SteppingStore):
         if name is not None:
             await self.adapter.release(name)
         return ending
+
+    # A transaction that is a call's own
+
+    async def begin_with(self, claim: Claim, name: str | None) -> Decision:
+        """Begin a transaction, unless it has begun, and ``open``."""
+        await self.begin()
+        return await self.open(claim, name)
+
+    async def commit_with(self, completion: Completion, name: str | None) -> Ending:
+        """``close_with``, and commit. Nothing is committed if there is no claim to end."""
+        ending = await self.close_with(completion, name)
+        if ending is not Ending.FENCED:
+            await self.adapter.commit()
+        return ending
+
+    async def begin(self) -> None:
+        """Begin, unless that was done."""
+        if self.adapter.is_idle():
+            await self.adapter.begin()
+
+    async def commit(self) -> None:
+        """Commit, unless that was done."""
+        if not self.adapter.is_idle():
+            await self.adapter.commit()
 
     async def claim(self, claim: Claim) -> Decision:
         """Decide one claim."""

@@ -1,8 +1,9 @@
 """What the drivers of users' connections have in common: statements in one style, savepoints, and engines' errors.
 
-An adapter speaks over a connection that its user has, inside a transaction that its user owns. It never commits,
-rolls back (further than to its own savepoints) or opens a connection. Every method is a coroutine; those of blocking
-drivers never suspend, so that one body serves both colours.
+An adapter speaks over a connection that its user has, inside a transaction that its user owns. It never opens a
+connection, and it commits or rolls back (further than to its own savepoints) only where a call is a transaction by its
+user's own wish. Every method is a coroutine; those of blocking drivers never suspend, so that one body serves both
+colours.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ class Adapter(ABC):
     pipelines: bool = False
     """Whether ``execute_all`` takes one round trip."""
     is_mariadb: bool = False
+    server_version: int = 0
+    """Of PostgreSQL, where the driver knows it."""
     how_to_begin: ClassVar[str]
     """What to write to be in a transaction, for the error of who is not."""
+    may_begin: ClassVar[bool] = False
+    """Whether it begins and commits transactions where it is asked to: a framework's have to be its own."""
 
     @abstractmethod
     def in_transaction(self) -> bool:
@@ -65,6 +70,41 @@ class Adapter(ABC):
             "This connection commits every statement by itself, so that nothing could be atomic. Begin a "
             f"transaction first: {self.how_to_begin}"
         )
+
+    # A transaction that begins and ends with a call
+
+    def check_idle(self) -> None:
+        """Raise unless a transaction may begin that holds nothing of anybody else's."""
+        if not self.may_begin:
+            raise UsageError(
+                "commit=True is for the connections of drivers. Here transactions are begun and committed by what is "
+                f"above the driver: {self.how_to_begin} Then call without commit=True."
+            )
+        if not self.is_idle():
+            raise UsageError(
+                "This connection is in a transaction already, and commit=True would commit what is in it. Commit or "
+                "roll back first, or call without commit=True: then it is yours to commit."
+            )
+
+    def is_idle(self) -> bool:
+        """Whether no transaction is going on; one that the driver would begin by itself is not."""
+        raise NotImplementedError
+
+    def opening(self) -> Any:
+        """What begins a transaction in one round trip with the statements after it; None: only ``begin`` can."""
+        return None
+
+    async def begin(self) -> None:
+        """Begin a transaction, on a connection that is idle."""
+        raise NotImplementedError
+
+    async def commit(self) -> None:
+        """Commit it."""
+        raise NotImplementedError
+
+    async def roll_back(self) -> None:
+        """Undo all of it."""
+        raise NotImplementedError
 
     @abstractmethod
     async def execute(self, sql: str, values: Values = ()) -> Result:
@@ -225,9 +265,12 @@ class GoneOrRaised:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and (
-            code_of(error) in NO_SUCH_SAVEPOINT or "no such savepoint" in str(error)
-        ):
+        if isinstance(error, Exception):
+            self.tell(error)
+
+    def tell(self, error: Exception) -> None:
+        """Raise ``SavepointGone`` if that is what an error says."""
+        if code_of(error) in NO_SUCH_SAVEPOINT or "no such savepoint" in str(error):
             raise SavepointGone(str(error)) from error
 
 
