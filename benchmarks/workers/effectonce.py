@@ -92,7 +92,7 @@ def open_forms(setup: Setup) -> Forms:
 
     is_decorated = setup.variant == "decorated"
     chosen: Run = run_decorated if is_decorated else run
-    if setup.variant == "atomic":
+    if setup.variant.startswith("atomic"):
         from benchmarks.workers.atomic import atomic
 
         chosen = atomic(setup, receiver, counter)
