@@ -53,7 +53,9 @@ CASES = (
             Row("raw", "raw", "by hand", note="BEGIN, claim, work, complete, COMMIT"),
             Row("the same work without effectonce", "raw", "alone", note="unprotected"),
             Row("effectonce atomic, commit=True", "effectonce", "atomic, commit", floor=1.0),
-            Row("effectonce atomic, user's block", "effectonce", "atomic", note="BEGIN and COMMIT by the user"),
+            Row(
+                "effectonce atomic, user's block", "effectonce", "atomic", note="BEGIN and COMMIT by the user"
+            ),
             Row("DBOS, transactional step", "dbos", "transaction"),
         ),
         budget_seconds=0.3,

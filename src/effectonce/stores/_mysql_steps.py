@@ -47,8 +47,13 @@ PARTS: Final = 8
 """Of claims in one of which a record is held: few are, as a rule, and each part is a commit."""
 CLAIMS: Final = (Add, Swap)
 """Steps that don't wait for locks."""
-PURGE_EVERY, PURGE_SHARE = 32, 4
-"""After 32 new keys the hand passes four times as many rows."""
+MOST_ALIKE: Final = 128
+"""Ends of one statement without a table of them."""
+PURGE_EVERY, PURGE_OFTEN, PURGE_SHARE = 32, 8, 4
+"""After 32 new keys the hand passes four times as many rows; after 8 while it finds what has expired, so that no caller
+has much of that to do."""
+PURGE_AT_ONCE: Final = 32
+"""How many rows are passed before what has expired there is forgotten: others' commits wait behind that one."""
 REFUSED: Final = object()
 """In place of a reply: the record is not what the step was to change."""
 
@@ -144,9 +149,10 @@ class Stepper:
         if rows < 1:
             return 0
         now = yield from self._language.now()
-        yield from _say(self._hand.look(rows, now))
         results: list[Result] = []
-        yield from _say(self._hand.forget(results.append))
+        for start in range(0, rows, PURGE_AT_ONCE):
+            yield from _say(self._hand.look(min(PURGE_AT_ONCE, rows - start), now))
+            yield from _say(self._hand.forget(results.append))
         return sum(result.changed for result in results)
 
 
@@ -159,6 +165,7 @@ class Hand:
     def __init__(self, sql: dict[str, str]) -> None:
         self._sql = sql
         self._new = 0
+        self._every = PURGE_EVERY
         self._now = 0.0
         self._place: bytes | None = None
         self._expired: list[tuple[float, list[bytes]]] = []
@@ -179,7 +186,7 @@ class Hand:
     @property
     def is_due(self) -> bool:
         """Whether to look for what has expired: after some new keys, unless something is to be forgotten first."""
-        return self._new >= PURGE_EVERY and not self._expired
+        return self._new >= self._every and not self._expired
 
     @property
     def has_found(self) -> bool:
@@ -191,7 +198,7 @@ class Hand:
         if not self.is_due:
             return []
         self._new = 0
-        return self.look(PURGE_EVERY * PURGE_SHARE, self._now)
+        return self.look(self._every * PURGE_SHARE, self._now)
 
     def look(self, rows: int, now: float) -> Packet:
         """Look for what has expired in the next so many rows."""
@@ -214,6 +221,7 @@ class Hand:
 
     def _find(self, now: float, result: Result) -> None:
         names = [row[0] for row in result.rows if _is_gone(row, now)]
+        self._every = PURGE_OFTEN if names else PURGE_EVERY
         if names:
             self._expired.append((now, names))
 
@@ -297,6 +305,8 @@ class _Exchange:
         changes = [_change(self._steps[number]) for number in numbers]
         if len(changes) == 1:
             return [(self._statement(*changes[0]), partial(self._hear_change, numbers[0]))]
+        if changes[0][0] == "end" and (alike := _alike(changes)):
+            return [(self._sql["end_alike"] % alike, partial(self._hear_changes, numbers))]
         rows = [",".join(values) for _, *values in changes]
         table = (
             f"VALUES ({'),('.join(rows)})"
@@ -413,6 +423,26 @@ def _change(step: Step) -> tuple[str, ...]:
         _place(before.key), str(int(before.state)), binary(before.owner or None), str(before.fence),
         str(before.attempts), _lease(before), double(before.expires_at),
     )  # fmt: skip
+
+
+def _alike(ends: list[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The values of ``end_alike``, for ends that differ in nothing but whose they are and what they answer.
+
+    None: they do, or two are about one key, or they are too many for a server to look each of them up in a list.
+    """
+    _, states, results, keeps, places, owners, fences, answers = zip(*ends, strict=True)
+    alike = len(set(zip(states, keeps, answers, strict=True))) == 1 and len(set(places)) == len(places)
+    if len(ends) > MOST_ALIKE or not alike:
+        return None
+    result, owner, fence = (_by_key(places, values) for values in (results, owners, fences))
+    return states[0], result, keeps[0], ",".join(places), owner, fence, answers[0]
+
+
+def _by_key(places: Sequence[str], values: Sequence[str]) -> str:
+    """The value of each key, as an expression."""
+    if len(set(values)) == 1:
+        return values[0]
+    return f"CASE `key` {' '.join(map('WHEN {} THEN {}'.format, places, values))} END"
 
 
 def _place(key: str) -> str:

@@ -91,6 +91,11 @@ SET state = next_state, owner = NULL, lease_until = NULL, result = next_result,
     expires_at = LAST_INSERT_ID({clock}) / 1e6 + keep
 WHERE state = 1 AND owner = holder AND fence = held AND (answers OR result IS NULL);
 
+-- The same for those that are alike, as the ends of a batch are: no table has to be made of them.
+-- name: end_alike
+UPDATE {table} SET state = %s, owner = NULL, lease_until = NULL, result = %s, expires_at = LAST_INSERT_ID({clock}) / 1e6 + %s
+WHERE `key` IN (%s) AND state = 1 AND owner = %s AND fence = %s AND (%s OR result IS NULL);
+
 -- name: hold_many
 UPDATE (
     SELECT 0e0 AS lease, 0e0 AS same, 0e0 AS keep, X'' AS asked, X'' AS holder, 0 AS held UNION ALL %s
