@@ -148,11 +148,11 @@ def purge_case(name: str, label: str, store: str, expired: int, *, within: float
     )
 
 
-def server_purges(store: str, label: str) -> tuple[Case, Case]:
-    """Purging on a server, which takes more of it than a file does: half as slow again at most."""
+def server_purges(store: str, label: str, *, within: float) -> tuple[Case, Case]:
+    """Purging on a server, of few keys and of many."""
     # Few enough operations that the expired keys last for all repetitions.
     purge = partial(
-        purge_case, label=label, store=store, within=1.5, server=store, operations=500, repetitions=5
+        purge_case, label=label, store=store, within=within, server=store, operations=500, repetitions=5
     )
     return (
         purge(f"{store}-purge", expired=100_000),

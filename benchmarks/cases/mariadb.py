@@ -42,7 +42,7 @@ CASES = (
     ),
 )
 
-PURGES = server_purges("mariadb", "MariaDB")
+PURGES = server_purges("mariadb", "MariaDB", within=2.0)
 
 
 def growth(keys: int) -> tuple[Case, ...]:

@@ -164,7 +164,7 @@ CASES = (
 )
 
 
-PURGES = server_purges("postgres", "PostgreSQL")
+PURGES = server_purges("postgres", "PostgreSQL", within=1.5)
 
 
 def growth(keys: int) -> tuple[Case, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
@@ -307,6 +309,44 @@ async def test_a_handler_that_rolls_back_and_goes_on_is_found_out(world: World, 
 
 
 @told
+async def test_who_rolls_back_and_goes_on_and_raises_leaves_nothing(world: World, id: str) -> None:
+    """What can't be undone to its mark is undone whole, and not committed for the sake of what is to be recorded."""
+
+    async def handle(message: Message) -> None:
+        await desk.execute("ROLLBACK")
+        await desk.execute("BEGIN")
+        await desk.effect(message.id)
+        raise Declined("no")
+
+    async with world.desk() as desk:
+        handler = handle if desk.awaits else (lambda message: _sent(handle(message)))
+        for number, policy in enumerate((Policy(), Policy(remember=(Declined,)), Policy(max_attempts=3))):
+            for _ in range(2):
+                with pytest.raises(Declined):
+                    await process(desk, world.receiver, f"{id}-{number}", handler, policy=policy)
+                assert world.place.count(f"{id}-{number}") == 0
+        assert (await process(desk, world.receiver, id)).status == "executed"
+    assert world.told(id) == (1, State.COMPLETED)
+
+
+@told
+async def test_a_handler_that_ends_the_transaction_behind_its_drivers_back(world: World, id: str) -> None:
+    """The driver's own transactions work afterwards."""
+
+    async def handle(message: Message) -> None:
+        await desk.execute("ROLLBACK")
+
+    async with world.desk() as desk:
+        handler = handle if desk.awaits else (lambda message: _sent(handle(message)))
+        with pytest.raises(UsageError, match="was ended meanwhile"):
+            await process(desk, world.receiver, id, handler, policy=Policy())
+        await desk.begin()
+        await desk.process(world.receiver, id)
+        await desk.commit()
+    assert world.told(id) == (1, State.COMPLETED)
+
+
+@told
 async def test_nothing_is_committed_where_there_is_no_claim_to_end(world: World, id: str) -> None:
     """A handler that has deleted its own record has no result that could be recorded, so its effect is undone."""
     table = "effectonce_records" if world.place.dialect == "sqlite" else f"records_{world.place.name}"
@@ -495,6 +535,77 @@ def test_a_constraint_that_is_checked_at_the_end(psycopgs: World, request: pytes
         world.place.ask(f"DROP TABLE {table}")
 
 
+def test_a_refusal_of_the_users_own_at_the_end(places: Callable[..., Place]) -> None:
+    """Whatever code it has: what effectonce itself would be refused with has to be told from it."""
+    place = places("postgresql")
+    name = f"mind_{place.name}"
+    place.ask(
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        "BEGIN RAISE 'not today' USING ERRCODE = 'check_violation'; END $$",
+        f"CREATE CONSTRAINT TRIGGER {name} AFTER INSERT ON {place.effects} INITIALLY DEFERRED "
+        f"FOR EACH ROW EXECUTE FUNCTION {name}()",
+    )
+    try:
+        with Receiver(place.store_url) as receiver, psycopg.connect(place.url) as connection:
+
+            def handle(message: Message) -> None:
+                connection.execute(f"INSERT INTO {place.effects} VALUES ('minded')")
+
+            with pytest.raises(psycopg.errors.CheckViolation, match="not today"):
+                receiver.on(connection, commit=True).process(Message(id="minded"), handle)
+            assert receiver.get(receiver.key_of(Message(id="minded"))) is None
+    finally:
+        place.ask(f"DROP FUNCTION {name} CASCADE")
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(max_attempts=3)], ids=["plain", "max_attempts"])
+@pytest.mark.parametrize("options", [{}, {"autocommit": True}, {"isolation_level": None}], ids=str)
+def test_a_constraint_of_sqlite(tmp_path: Path, policy: Policy, options: dict[str, Any]) -> None:
+    """SQLite keeps a transaction that it has refused to commit: it is rolled back, and nothing of it is left."""
+    if sys.version_info < (3, 12) and "autocommit" in options:
+        pytest.skip("autocommit= is new in Python 3.12")
+    file = tmp_path / "app.db"
+    with Receiver(f"sqlite:///{file}") as receiver, closing(sqlite3.connect(file, **options)) as connection:
+        connection.executescript(
+            "PRAGMA foreign_keys = ON; CREATE TABLE parent (id INTEGER PRIMARY KEY);"
+            "CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED);"
+        )
+
+        def handle(message: Message) -> str:
+            connection.execute("INSERT INTO child VALUES (?)", (numbers.pop(),))
+            return "done"
+
+        numbers = [1, 7]
+        with pytest.raises(sqlite3.IntegrityError):
+            receiver.on(connection, commit=True).process(Message(id="a"), handle, policy=policy)
+        assert not connection.in_transaction
+        connection.execute("INSERT INTO parent VALUES (1)")
+        if connection.in_transaction:
+            connection.commit()
+        assert connection.execute("SELECT count(*) FROM child").fetchone() == (0,)
+        outcome = receiver.on(connection, commit=True).process(Message(id="a"), handle, policy=policy)
+        assert (outcome.status, connection.in_transaction) == ("executed", False)
+        with closing(sqlite3.connect(file)) as another:
+            assert another.execute("SELECT id FROM child").fetchall() == [(1,)]
+        with pytest.raises(ValueError):
+            receiver.on(connection, commit=True).process(Message(id="b"), _raise, policy=policy)
+        assert not connection.in_transaction
+
+
+def _raise(message: Message) -> NoReturn:
+    raise ValueError(message.id)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="autocommit= is new in Python 3.12")
+def test_a_sqlite_connection_that_is_always_in_a_transaction(tmp_path: Path) -> None:
+    """Nothing can begin there, and the error says so."""
+    options: Any = {"autocommit": False}
+    with Receiver(f"sqlite:///{tmp_path / 'app.db'}") as receiver:
+        connection = sqlite3.connect(tmp_path / "app.db", **options)
+        with closing(connection), pytest.raises(UsageError, match="in a transaction at all times"):
+            receiver.on(connection, commit=True).process(Message(id="a"), _raise)
+
+
 def test_the_isolation_level_of_the_connection_holds(places: Callable[..., Place]) -> None:
     """BEGIN is what psycopg would have sent; a serialization failure at COMMIT asks for another run."""
     place = places("postgresql")
@@ -619,6 +730,129 @@ def test_a_lost_commit_says_that_nobody_knows(places: Callable[..., Place]) -> N
         with psycopg.connect(place.url) as connection:
             again = receiver.on(connection, commit=True).process(Message(id="lost"), lambda message: "done")
         assert (again.status, again.value) == ("replayed", "done")
+
+
+@pytest.mark.parametrize(
+    "world", ["psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy"], indirect=True
+)
+def test_a_lost_reply_to_what_is_recorded_of_a_failure(world: World, request: pytest.FixtureRequest) -> None:
+    """The handler's error is told, and it is not said that nothing was committed: nobody knows that."""
+
+    async def story() -> None:
+        lost = 0
+        for nth in range(1, 30):
+            id = f"{request.node.name}-{nth}"
+            desk = world.kind(far)
+            await desk.open()
+            await idle(desk)
+            proxy.lose_reply(nth)
+            with pytest.raises(Exception) as raised:
+                await process(desk, world.receiver, id, desk.handler(Declined("no")))
+            notes = " ".join(getattr(raised.value, "__notes__", ()))
+            assert "Nothing of it was committed" not in notes or world.state(id) is not State.FAILED
+            assert world.place.count(id) == 0
+            with suppress(Exception):
+                await desk.close()
+            if proxy.fired == lost:
+                assert world.state(id) is State.FAILED
+                break
+            lost = proxy.fired
+        assert lost >= 3
+
+    with FaultProxy(world.place.url) as proxy:
+        far = Place(world.place.dialect, proxy.url, world.place.name, world.place.options)
+        asyncio.run(story())
+
+
+@pytest.mark.parametrize("word", ["BEGIN", "COMMIT"])
+def test_pymysql_interrupted_between_question_and_answer(
+    places: Callable[..., Place], monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """Whoever goes on with the connection has its own answers, or the connection is closed."""
+    import pymysql
+
+    class Interrupt(BaseException):
+        pass
+
+    place = places("mysql")
+    connection = pymysql.connect(**place.mysql())
+    send = connection._execute_command
+
+    def sent(command: int, sql: Any) -> None:
+        send(command, sql)
+        if sql == word:
+            monkeypatch.undo()
+            raise Interrupt
+
+    with Receiver(place.store_url) as receiver:
+        monkeypatch.setattr(connection, "_execute_command", sent)
+        with pytest.raises(Interrupt):
+            receiver.on(connection, commit=True).process(Message(id=f"between-{word}"), lambda message: 1)
+        if connection.open:
+            with connection.cursor() as cursor:
+                for number in (1, 2):
+                    cursor.execute(f"SELECT {number}")
+                    assert cursor.fetchall() == ((number,),)
+            connection.close()
+        with closing(pymysql.connect(**place.mysql())) as another:
+            on = receiver.on(another, commit=True)
+            assert on.process(Message(id=f"between-{word}"), lambda message: 1).value == 1
+
+
+def test_asyncpg_cancelled_at_any_moment_is_closed_or_idle(places: Callable[..., Place]) -> None:
+    """Where nobody knows whether a transaction has begun, whoever goes on would be inside of it."""
+    import asyncpg
+
+    place = places("postgresql")
+
+    async def story(receiver: Receiver) -> None:
+        for turns in range(24):
+            connection = await asyncpg.connect(place.url)
+            task = asyncio.ensure_future(
+                receiver.on(connection, commit=True).aprocess(Message(id=f"turn-{turns}"), work)
+            )
+            for _ in range(turns % 8):
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            if not connection.is_closed():
+                async with connection.transaction():
+                    await connection.execute(f"INSERT INTO {place.effects} VALUES ('mine-{turns}')")
+                assert place.count(f"mine-{turns}") == 1
+                await connection.close()
+
+    async def work(message: Message) -> int:
+        return 1
+
+    with Receiver(place.store_url) as receiver:
+        asyncio.run(story(receiver))
+
+
+def test_notifications_reach_who_listens(places: Callable[..., Place]) -> None:
+    """Also those that come with the answer to a claim."""
+    place = places("postgresql")
+    with Receiver(place.store_url) as receiver, psycopg.connect(place.url, autocommit=True) as connection:
+        connection.execute("LISTEN somebody")
+
+        def handle(message: Message) -> None:
+            place.ask("NOTIFY somebody, 'hello'")
+
+        receiver.on(connection, commit=True).process(Message(id="listening"), handle)
+        assert [each.payload for each in connection.notifies(timeout=10, stop_after=1)] == ["hello"]
+
+
+@pytest.mark.parametrize("world", ["psycopg", "psycopg-async", "pymysql", "asyncmy"], indirect=True)
+def test_a_closed_connection_is_called_closed(world: World) -> None:
+    """Not one that is in a transaction, or in a pipeline."""
+
+    async def story() -> None:
+        async with world.desk() as desk:
+            await desk.close()
+            with pytest.raises(UsageError, match="is closed"):
+                await process(desk, world.receiver, "closed")
+
+    asyncio.run(story())
 
 
 # What it costs

@@ -38,6 +38,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effectonce import codec
+from effectonce._records import ATOMIC
 from effectonce.codec import (
     Unencodable,
     _hints,
@@ -1121,6 +1122,13 @@ def test_msgspec_reads_the_same_values(value: Any) -> None:
     with_msgspec = decode(data)
     with mock.patch.object(_json, "_quick_decoder", lambda: None):
         assert repr(decode(data)) == repr(with_msgspec)
+        assert repr(decode(ATOMIC + data)) == repr(with_msgspec)
+
+
+def test_a_mark_before_a_result_is_no_part_of_it() -> None:
+    """Nor where msgspec can't read what follows."""
+    for value in ("\ud800", {"a": [1]}, 1.5, None):
+        assert decode(ATOMIC + encode(value)) == value
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ _scan: Callable[[str, int], tuple[Any, int]] = cast("Any", make_scanner)(json.JS
 
 
 def parse(data: bytes) -> Any:
-    """The tree of bytes that were written here. Raises some ``Exception`` for any others."""
+    """The tree of bytes that were written here, perhaps after a mark that is a blank. Raises some ``Exception`` for any
+    others.
+    """
     quick = _quick_decoder()
     if quick is not None:
         try:
@@ -114,7 +116,7 @@ def parse(data: bytes) -> Any:
         except Exception:  # noqa: S110 - text that is no Unicode, or no JSON: the standard library knows which
             pass
     text = data.decode("utf-8", "surrogatepass")
-    tree, end = _scan(text, 0)
+    tree, end = _scan(text, int(text.startswith(" ")))
     if end != len(text):
         raise ValueError("more data after the end")
     return tree

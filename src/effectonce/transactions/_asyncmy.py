@@ -28,6 +28,9 @@ class Asyncmy(Adapter):
     def is_idle(self) -> bool:
         return not self._connection.get_transaction_status()
 
+    def is_closed(self) -> bool:
+        return not self._connection.connected
+
     async def begin(self) -> None:
         await self._connection.begin()
 

@@ -31,16 +31,25 @@ class Asyncpg(Adapter):
         return not self.in_transaction()
 
     async def begin(self) -> None:
-        self._begun = (
-            self._connection.transaction()
-        )  # of asyncpg's own making: what is inside may have some, too
-        await self._begun.start()
+        begun = self._connection.transaction()  # asyncpg's own, so that what is inside may have some, too
+        try:
+            await begun.start()
+        except BaseException:  # nobody knows whether it has begun, and asyncpg may say that it has not
+            self._connection.terminate()
+            raise
+        self._begun = begun
 
     async def commit(self) -> None:
         await self._begun.commit()
+        self._begun = None
 
     async def roll_back(self) -> None:
-        await self._begun.rollback()
+        begun, self._begun = self._begun, None
+        await begun.rollback()
+
+    async def tidy(self) -> None:
+        if self._begun is not None:
+            await self.roll_back()
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         if GIVES_ROWS.search(sql):

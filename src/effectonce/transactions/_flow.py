@@ -251,21 +251,29 @@ class AtomicFlow(Flow):
     async def _failed(
         self, colour: Colour, call: Call, attempt: Attempt, error: BaseException
     ) -> Outcome[Any]:
-        name = cast("AtomicAttempt", attempt).savepoint
-        adapter = cast("TransactionStore", colour.store).adapter
         try:
-            if name is not None:
-                await undo(adapter, name)
-            # Cancelled and interrupted ones too: nothing of what they did is left, and the user may commit that.
-            ending = marked(call, answers.failure_of(call, attempt, error))
-            outcome = self.unfinished(attempt, ending, await colour.store.complete(ending), error)
+            ending, answer = await self.undone(colour, call, attempt, error)
+            outcome = self.unfinished(attempt, ending, answer, error)
             answered_after(error)
         except BaseException as second:
-            await give_up(adapter, error, second)
+            await give_up(cast("TransactionStore", colour.store).adapter, error, second)
             if not isinstance(error, Exception):
                 self.events.note("abandoned", self.monotonic())
             return answers.failed(attempt, "failed", error)
         return outcome
+
+    async def undone(
+        self, colour: Colour, call: Call, attempt: Attempt, error: BaseException
+    ) -> tuple[Completion, Ending]:
+        """Undo what the handler did and record what its error means; raise if that can't be done.
+
+        Cancelled and interrupted ones too: nothing of what they did is left, and the user may commit that.
+        """
+        store, name = cast("TransactionStore", colour.store), cast("AtomicAttempt", attempt).savepoint
+        if name is not None:
+            await undo(store.adapter, name)
+        ending = marked(call, answers.failure_of(call, attempt, error))
+        return ending, await store.complete(ending)
 
     def refuse(self, call: Call, decision: Decision) -> Outcome[Any]:
         """The outcome of a claim that was neither granted nor done before. Nobody waits for it in a transaction."""

@@ -94,12 +94,24 @@ class OwnFlow(AtomicFlow):
                 answered_after(error)
             nothing = answers.failure_of(call, attempt, error)
             return self.unfinished(attempt, nothing, Ending.DONE, error)
-        outcome = await super()._failed(colour, call, attempt, error)
         try:
+            ending, answer = await self.undone(colour, call, attempt, error)
             await store.commit()
         except Exception as second:
+            await _left(store.adapter)
+            self._note(error, second)
+            return self._abandoned(attempt, error)
+        answered_after(error)
+        return self.unfinished(attempt, ending, answer, error)
+
+    @staticmethod
+    def _note(error: BaseException, second: Exception) -> None:
+        if code_of(second) is None or is_lost(second):
+            error.add_note(
+                f"effectonce can't know whether this was recorded: {second!r}. The effects are undone in any case."
+            )
+        else:
             error.add_note(f"effectonce could not record this: {second!r}. Nothing of it was committed.")
-        return outcome
 
     def _unknown(self, attempt: Attempt, error: BaseException) -> Outcome[Any]:
         """The outcome of an attempt whose COMMIT was sent, and had no answer or the wrong one."""
@@ -108,6 +120,10 @@ class OwnFlow(AtomicFlow):
                 "effectonce can't know whether this was committed. Ask again with the same key, over a connection that "
                 "is in order: what was committed is replayed, and what was not is run."
             )
+        return self._abandoned(attempt, error)
+
+    def _abandoned(self, attempt: Attempt, error: BaseException) -> Outcome[Any]:
+        """The outcome of an attempt of which nothing is recorded, as far as is known here."""
         self.events.note("abandoned", self.monotonic())
         outcome = answers.failed(attempt, "failed", error)
         self.close(attempt, outcome)
@@ -164,9 +180,8 @@ async def _leave(colour: Colour) -> None:
 async def _left(adapter: Adapter) -> bool:
     """Whether the connection is as good as before."""
     try:
-        if not adapter.is_idle():
-            await in_step(adapter)
-            await adapter.roll_back()
+        await in_step(adapter)  # first: what is known of a connection that is not may be long past
+        await (adapter.tidy() if adapter.is_idle() else adapter.roll_back())
     except Exception:
         with suppress(Exception):
             await adapter.hang_up()
@@ -175,12 +190,18 @@ async def _left(adapter: Adapter) -> bool:
 
 
 async def _goes_on(adapter: Adapter) -> bool:
-    """Whether a transaction is still there: the engine answers, and to what it is asked."""
+    """Whether a transaction is still there: the engine answers, and to what it is asked. Else the connection is closed,
+    unless it is idle.
+    """
     try:
+        await in_step(adapter)
         if adapter.is_idle():
             return False
         await adapter.execute("SELECT 1")
-        await in_step(adapter)
     except Exception as error:
-        return code_of(error) is not None and not is_lost(error)
+        if code_of(error) is not None and not is_lost(error):
+            return True
+        with suppress(Exception):
+            await adapter.hang_up()
+        return False
     return True

@@ -165,7 +165,9 @@ class InPostgres(TransactionStore):
         try:
             await self.adapter.talk(calls)
         except Exception as error:
-            if code_of(error) in NOTHING_TO_END:
+            if (
+                code_of(error) in NOTHING_TO_END and not self.adapter.is_idle()
+            ):  # else COMMIT itself was refused
                 return Ending.FENCED
             GONE_OR_RAISED.tell(error)
             raise

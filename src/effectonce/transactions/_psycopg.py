@@ -36,12 +36,16 @@ class _Psycopg(Adapter):
         pg = self._connection.pgconn
         if pg.transaction_status == IDLE and pg.pipeline_status == OFF:
             return
-        if pg.pipeline_status != OFF:
+        if pg.pipeline_status != OFF and not self.is_closed():
             raise UsageError(
-                "This connection is in a pipeline of its user's, where nobody is told whether a transaction was "
-                "committed before the pipeline ends. Leave it first, or call without commit=True."
+                "This connection is in a pipeline: of another call's at this moment, or of its user's, where nobody is "
+                "told whether a transaction was committed before the pipeline ends. One call at a time, and outside of "
+                "pipelines; or call without commit=True."
             )
         super().check_idle()
+
+    def is_closed(self) -> bool:
+        return bool(self._connection.closed)
 
     def is_idle(self) -> bool:
         return bool(self._connection.pgconn.transaction_status == IDLE)

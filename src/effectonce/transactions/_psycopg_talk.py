@@ -104,6 +104,9 @@ def talk(connection: Any, calls: Sequence[Spoken]) -> Generator[Any, Any, list[R
         else:
             is_over = False
             answers.append(answer)
+    while notice := pg.notifies():  # as psycopg does: who listens on this connection waits for them
+        if pg.notify_handler is not None:
+            pg.notify_handler(notice)
     if prepares and prepared is not None:
         _note(prepares, answers, prepared)
     pg.exit_pipeline_mode()  # last: who is interrupted before does not know what is prepared

@@ -30,6 +30,9 @@ class PyMySQL(Adapter):
     def is_idle(self) -> bool:
         return not self._connection.server_status & IN_TRANSACTION
 
+    def is_closed(self) -> bool:
+        return not self._connection.open
+
     async def begin(self) -> None:
         self._connection.begin()
 

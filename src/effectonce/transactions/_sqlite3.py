@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from ..errors import UsageError
 from .base import Adapter, Dialect, Result, Style, Values, translated
 
 if TYPE_CHECKING:
@@ -35,11 +36,19 @@ class SQLite3(Adapter):
     async def begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
 
+    def check_idle(self) -> None:
+        if getattr(self._connection, "autocommit", None) is False:
+            raise UsageError(
+                "A connection with autocommit=False is in a transaction at all times, so that none can begin with a "
+                "call. Call without commit=True and commit yourself, or connect without autocommit=False."
+            )
+        super().check_idle()
+
     async def commit(self) -> None:
-        self._connection.commit()
+        self._connection.execute("COMMIT")  # its commit() does nothing where autocommit=True
 
     async def roll_back(self) -> None:
-        self._connection.rollback()
+        self._connection.execute("ROLLBACK")
 
     async def execute(self, sql: str, values: Values = ()) -> Result:
         connection = self._connection
@@ -55,6 +64,9 @@ class SQLite3(Adapter):
 
     async def hang_up(self) -> None:
         try:
-            self._connection.rollback()  # one that is closed keeps its locks while somebody has a cursor of it
+            if (
+                self._connection.in_transaction
+            ):  # one that is closed keeps its locks while somebody has a cursor of it
+                await self.roll_back()
         finally:
             self._connection.close()

@@ -80,6 +80,8 @@ class Adapter(ABC):
                 "commit=True is for the connections of drivers. Here transactions are begun and committed by what is "
                 f"above the driver: {self.how_to_begin} Then call without commit=True."
             )
+        if self.is_closed():
+            raise UsageError("This connection is closed. Nothing was claimed. Take another one.")
         if not self.is_idle():
             raise UsageError(
                 "This connection is in a transaction already, and commit=True would commit what is in it. Commit or "
@@ -89,6 +91,13 @@ class Adapter(ABC):
     def is_idle(self) -> bool:
         """Whether no transaction is going on; one that the driver would begin by itself is not."""
         raise NotImplementedError
+
+    def is_closed(self) -> bool:
+        """Whether the driver knows that there is no connection any more."""
+        return False
+
+    async def tidy(self) -> None:  # noqa: B027 - most have nothing to do
+        """Have the driver know that its transaction is over, if that was ended behind its back."""
 
     def opening(self) -> Any:
         """What begins a transaction in one round trip with the statements after it; None: only ``begin`` can."""
