@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.servers.fixtures import HasURL
@@ -33,3 +33,26 @@ def topic(kafka: HasURL, request: pytest.FixtureRequest) -> Iterator[Topic]:
     topic = Topic(kafka, "".join(each if each.isalnum() else "-" for each in request.node.name))
     yield topic
     topic.close()
+
+
+@pytest.fixture(scope="module")
+def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A database of each engine, and of each form of its table, for atomic mode."""
+    from tests.integration.transaction_drivers import Place
+
+    made: dict[str, Place] = {}
+
+    def place(dialect: str, options: str = "") -> Place:
+        name = dialect + options
+        if name not in made:
+            if dialect == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('atomic') / 'app.db'}"
+            else:
+                url = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb").url
+            made[name] = Place(dialect, url, options=options)
+            made[name].prepare()
+        return made[name]
+
+    yield place
+    for each in made.values():
+        each.remove()

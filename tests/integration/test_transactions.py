@@ -8,15 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.transaction_drivers import DRIVERS, REJECT, Beside, Desk, Place
+from tests.integration.transaction_drivers import DRIVERS, REJECT, Beside, Place
+from tests.integration.transaction_worlds import ROTATING, Declined, World, told, world_of
 
-from effectonce import Message, Policy, Receiver
+from effectonce import Message, Receiver
 from effectonce._blocking import run
 from effectonce._records import Claim, Completion, State
 from effectonce.errors import InProgress
@@ -25,75 +25,11 @@ from effectonce.keys import Key, fingerprint, new_owner
 ROOT = Path(__file__).parents[2]
 
 
-class Declined(Exception):
-    """An error that is a result."""
-
-
-class World:
-    """A driver, its database, and a receiver whose records are there."""
-
-    def __init__(self, place: Place, kind: type[Desk]) -> None:
-        self.place, self.kind = place, kind
-        self.receiver = Receiver(place.store_url, policy=Policy(remember=(Declined,), lease="60s"))
-
-    @asynccontextmanager
-    async def desk(self) -> AsyncIterator[Desk]:
-        """Another connection."""
-        desk = self.kind(self.place)
-        await desk.open()
-        try:
-            yield desk
-        finally:
-            await desk.close()
-
-    def state(self, id: str) -> State | None:
-        """What everybody sees of a message's record."""
-        record = self.receiver.get(self.receiver.key_of(Message(id=id)))
-        return None if record is None else record.state
-
-
-@pytest.fixture(scope="module")
-def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    made: dict[str, Place] = {}
-
-    def place(dialect: str, options: str = "") -> Place:
-        name = dialect + options
-        if name not in made:
-            if dialect == "sqlite":
-                url = f"sqlite:///{tmp_path_factory.mktemp('atomic') / 'app.db'}"
-            else:
-                url = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb").url
-            made[name] = Place(dialect, url, options=options)
-            made[name].prepare()
-        return made[name]
-
-    yield place
-    for each in made.values():
-        each.remove()
-
-
-ROTATING = " on a store that rotates"
-
-
 @pytest.fixture(
     params=[*DRIVERS, *(driver + ROTATING for driver in ("psycopg", "asyncpg", "django-psycopg"))]
 )
 def world(request: pytest.FixtureRequest, places: Callable[..., Place]) -> Iterator[World]:
-    driver: str = request.param
-    dialect, kind = DRIVERS[driver.removesuffix(ROTATING)]
-    world = World(places(dialect, "&rotate=1h" if driver.endswith(ROTATING) else ""), kind)
-    yield world
-    world.receiver.close()
-
-
-def told(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, of either colour."""
-
-    def test(world: World, request: pytest.FixtureRequest) -> None:
-        asyncio.run(story(world, f"{request.node.name}"))
-
-    test.__name__, test.__doc__ = story.__name__, story.__doc__
-    return test
+    yield from world_of(request.param, places, World)
 
 
 @told

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 from tests.integration.transaction_drivers import DRIVERS, OWN, REJECT, Beside, Desk, Place
+from tests.integration.transaction_worlds import ROTATING, Declined, told, world_of
+from tests.integration.transaction_worlds import World as AnyWorld
 from tests.servers.proxy import FaultProxy
 
 from effectonce import Message, Outcome, Policy, Receiver, current
@@ -22,23 +24,12 @@ from effectonce._records import State
 from effectonce.errors import InProgress, KeyReused, UsageError
 from effectonce.transactions import aretrying, is_retryable
 
-ROTATING = " on a store that rotates"
 
-
-class Declined(Exception):
-    """An error that is a result."""
-
-
-class World:
-    """A driver, its database, and a receiver whose records are there."""
-
-    def __init__(self, place: Place, kind: type[Desk]) -> None:
-        self.place, self.kind = place, kind
-        self.receiver = Receiver(place.store_url, policy=Policy(remember=(Declined,), lease="60s"))
+class World(AnyWorld):
+    """One whose connections are in no transaction when they are handed out."""
 
     @asynccontextmanager
     async def desk(self, autocommit: bool = False) -> AsyncIterator[Desk]:
-        """A connection that is in no transaction."""
         desk = self.kind(self.place)
         await desk.open()
         await idle(desk)
@@ -49,11 +40,6 @@ class World:
         finally:
             with suppress(Exception):
                 await desk.close()
-
-    def state(self, id: str) -> State | None:
-        """What everybody sees of a message's record."""
-        record = self.receiver.get(self.receiver.key_of(Message(id=id)))
-        return None if record is None else record.state
 
     def told(self, id: str) -> tuple[int, State | None]:
         """What everybody sees of an effect, and of its record."""
@@ -94,51 +80,14 @@ async def process(
     )
 
 
-@pytest.fixture(scope="module")
-def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    made: dict[str, Place] = {}
-
-    def place(dialect: str, options: str = "") -> Place:
-        name = dialect + options
-        if name not in made:
-            if dialect == "sqlite":
-                url = f"sqlite:///{tmp_path_factory.mktemp('own') / 'app.db'}"
-            else:
-                url = request.getfixturevalue("postgres" if dialect == "postgresql" else "mariadb").url
-            made[name] = Place(dialect, url, options=options)
-            made[name].prepare()
-        return made[name]
-
-    yield place
-    for each in made.values():
-        each.remove()
-
-
 @pytest.fixture(params=[*OWN, "psycopg" + ROTATING, "asyncpg" + ROTATING])
 def world(request: pytest.FixtureRequest, places: Callable[..., Place]) -> Iterator[World]:
-    driver: str = request.param
-    dialect, kind = DRIVERS[driver.removesuffix(ROTATING)]
-    world = World(places(dialect, "&rotate=1h" if driver.endswith(ROTATING) else ""), kind)
-    yield world
-    world.receiver.close()
+    yield from world_of(request.param, places, World)
 
 
 @pytest.fixture(params=["psycopg", "psycopg-async"])
 def psycopgs(request: pytest.FixtureRequest, places: Callable[..., Place]) -> Iterator[World]:
-    dialect, kind = DRIVERS[request.param]
-    world = World(places(dialect), kind)
-    yield world
-    world.receiver.close()
-
-
-def told(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, of either colour."""
-
-    def test(world: World, request: pytest.FixtureRequest) -> None:
-        asyncio.run(story(world, f"{request.node.name}"))
-
-    test.__name__, test.__doc__ = story.__name__, story.__doc__
-    return test
+    yield from world_of(request.param, places, World)
 
 
 @pytest.mark.parametrize("autocommit", [False, True], ids=["by itself", "autocommit"])

@@ -20,7 +20,7 @@ from math import ceil
 from typing import Any, Final
 
 from .._protocol import is_expired
-from .._records import Claim, Record, State
+from .._records import Claim, Record
 from ..errors import EffectOnceError, UsageError
 from ._mysql_sql import (
     DEADLOCK,
@@ -37,6 +37,7 @@ from ._mysql_sql import (
     name_of,
     read_record,
 )
+from ._mysql_values import alike_values, change_values, new_values, place
 from ._steps import DONE, HELD, KEPT, Add, Added, End, Found, Hold, Kept, Read, Save, Step, Swap, by_look
 
 MOST_BYTES: Final = 1 << 20
@@ -47,8 +48,6 @@ PARTS: Final = 8
 """Of claims in one of which a record is held: few are, as a rule, and each part is a commit."""
 CLAIMS: Final = (Add, Swap)
 """Steps that don't wait for locks."""
-MOST_ALIKE: Final = 128
-"""Ends of one statement without a table of them."""
 PURGE_EVERY, PURGE_OFTEN, PURGE_SHARE = 32, 8, 4
 """After 32 new keys the hand passes four times as many rows; after 8 while it finds what has expired, so that no caller
 has much of that to do."""
@@ -132,9 +131,9 @@ class Stepper:
     def at_once(self, step: Step) -> str | None:
         """The one statement that a step takes as a rule; None if there is more to say."""
         if type(step) is Add and not self._hand.is_due and not self.kept:
-            return f"EXECUTE effectonce_add_one USING {','.join(_new(step.claim))}"
+            return f"EXECUTE effectonce_add_one USING {','.join(new_values(step.claim))}"
         if type(step) is Hold or (type(step) is End and not self._hand.has_found):
-            name, *values = _change(step)
+            name, *values = change_values(step)
             return f"EXECUTE effectonce_{name} USING {','.join(values)}"
         return None
 
@@ -283,7 +282,7 @@ class _Exchange:
         if not adds:
             return []
         hear = partial(self._hear_adds, adds)
-        news = [_new(self._claim(number)) for number in adds]
+        news = [new_values(self._claim(number)) for number in adds]
         if self._server.is_mariadb and len(news) == 1:
             return [(self._statement("add_one", *news[0]), hear)]
         insert = self._sql["add"] % ",".join([self._sql["new"] % new for new in news])
@@ -295,17 +294,17 @@ class _Exchange:
         """A look that fails if somebody has one of the records: for a MySQL, whose other statements wait for it."""
         if not claims or self._server.is_mariadb:
             return []
-        places = sorted({_place(self._steps[number].key) for number in claims})
+        places = sorted({place(self._steps[number].key) for number in claims})
         return [(self._sql["free"] % ",".join(places), _ignore)]
 
     def _changing(self, numbers: list[int]) -> Packet:
         """One statement for all changes of one kind."""
         if not numbers:
             return []
-        changes = [_change(self._steps[number]) for number in numbers]
+        changes = [change_values(self._steps[number]) for number in numbers]
         if len(changes) == 1:
             return [(self._statement(*changes[0]), partial(self._hear_change, numbers[0]))]
-        if changes[0][0] == "end" and (alike := _alike(changes)):
+        if changes[0][0] == "end" and (alike := alike_values(changes)):
             return [(self._sql["end_alike"] % alike, partial(self._hear_changes, numbers))]
         rows = [",".join(values) for _, *values in changes]
         table = (
@@ -316,7 +315,7 @@ class _Exchange:
         return [(self._sql[f"{changes[0][0]}_many"] % table, partial(self._hear_changes, numbers))]
 
     def _reading(self, reads: list[int]) -> Packet:
-        places = [_place(self._steps[number].key) for number in reads]
+        places = [place(self._steps[number].key) for number in reads]
         return [(self._sql["read"] % ",".join(places), partial(self._hear_reads, reads))] if reads else []
 
     def _statement(self, name: str, *values: str) -> str:
@@ -386,71 +385,6 @@ def _say(packet: Packet) -> Talk[None]:
 
 def _ignore(_: Result) -> None:
     """Nobody has to know."""
-
-
-# Steps as values of statements
-
-
-def _new(claim: Claim) -> tuple[str, ...]:
-    """The values of ``new``."""
-    key, owner, fingerprint, lease, keep, once, _, _ = claim
-    name, whole = name_of(key), key.encode()
-    return (
-        binary(name), "NULL" if name == whole else binary(whole), str(int(once)), double(lease), double(keep),
-        binary(owner), binary(fingerprint),
-    )  # fmt: skip
-
-
-def _change(step: Step) -> tuple[str, ...]:
-    """The statement that changes one row or none, and its values."""
-    if type(step) is End:
-        key, owner, fence, state, result, keep, _ = step.completion
-        held = (_place(key), binary(owner), str(fence))
-        has_answer = state is State.COMPLETED or state is State.FAILED
-        return ("end", str(int(state)), binary(result), double(keep), *held, str(int(has_answer)))
-    if type(step) is Hold or type(step) is Save:
-        key, owner, fence, lease, keep, journal = step.renewal
-        held = (_place(key), binary(owner), str(fence))
-        times = (double(lease), double(lease), double(keep))
-        if journal is None:
-            return ("hold", *times, *held)
-        return ("save", *times, binary(journal), *held, str(len(journal)))
-    assert type(step) is Swap
-    before, after = step
-    return (
-        "swap", str(int(after.state)), binary(after.owner or None), str(after.fence), binary(after.fingerprint),
-        _lease(after), str(after.attempts), binary(after.result), double(after.expires_at), str(int(after.once)),
-        _place(before.key), str(int(before.state)), binary(before.owner or None), str(before.fence),
-        str(before.attempts), _lease(before), double(before.expires_at),
-    )  # fmt: skip
-
-
-def _alike(ends: list[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The values of ``end_alike``, for ends that differ in nothing but whose they are and what they answer.
-
-    None: they do, or two are about one key, or they are too many for a server to look each of them up in a list.
-    """
-    _, states, results, keeps, places, owners, fences, answers = zip(*ends, strict=True)
-    alike = len(set(zip(states, keeps, answers, strict=True))) == 1 and len(set(places)) == len(places)
-    if len(ends) > MOST_ALIKE or not alike:
-        return None
-    result, owner, fence = (_by_key(places, values) for values in (results, owners, fences))
-    return states[0], result, keeps[0], ",".join(places), owner, fence, answers[0]
-
-
-def _by_key(places: Sequence[str], values: Sequence[str]) -> str:
-    """The value of each key, as an expression."""
-    if len(set(values)) == 1:
-        return values[0]
-    return f"CASE `key` {' '.join(map('WHEN {} THEN {}'.format, places, values))} END"
-
-
-def _place(key: str) -> str:
-    return binary(name_of(key))
-
-
-def _lease(record: Record) -> str:
-    return double(record.lease_until) if record.lease_until else "NULL"
 
 
 def _apart(steps: Sequence[Step]) -> Iterable[list[int]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .._protocol import decide_claim
 from .._records import Claim, Decision
 from ..stores import _mysql_sql as words
-from ..stores import _mysql_steps as written
+from ..stores._mysql_values import change_values, new_values, place
 from ..stores._steps import BUSY, DONE, Add, Added, End, Found, Read, Step, SteppingStore
 from ._stores import TransactionStore
 from .base import LOCK_TIMED_OUT, Adapter, Result, code_of
@@ -108,7 +108,7 @@ class InMySQL(TransactionStore):
 
     async def _do(self, step: Step) -> Any:
         if type(step) is not Read:
-            name, *values = written._change(step)
+            name, *values = change_values(step)
             changed = (await self._ask_briefly(self._sql[name] % tuple(values))).changed
             if type(step) is not End:
                 return changed == 1
@@ -118,7 +118,7 @@ class InMySQL(TransactionStore):
 
     async def _add(self, claims: list[Claim]) -> dict[str, Added | Found]:
         sql = self._sql
-        news = [written._new(claim) for claim in claims]
+        news = [new_values(claim) for claim in claims]
         insert = sql["add"] % ",".join([sql["new"] % new for new in news])
         if self.adapter.is_mariadb:
             there = await self._ask_briefly(f"{insert} {sql['returning']}")
@@ -130,7 +130,7 @@ class InMySQL(TransactionStore):
 
     async def _end_all(self, ends: list[End]) -> bool:
         """End many by one statement; whether it was all of them. One by one it is found out which were not."""
-        rows = [",".join(written._change(end)[1:]) for end in ends]
+        rows = [",".join(change_values(end)[1:]) for end in ends]
         asked = (
             f"VALUES ({'),('.join(rows)})"
             if self.adapter.is_mariadb
@@ -146,7 +146,7 @@ class InMySQL(TransactionStore):
             return False
 
     async def _look(self, keys: Sequence[str], condition: str = "") -> dict[str, Found]:
-        places = ",".join(written._place(key) for key in keys)
+        places = ",".join(place(key) for key in keys)
         return self._records(await self._ask_briefly(self._sql["read"] % places + condition))
 
     @property
