@@ -36,6 +36,8 @@ def amount(value: float, unit: str) -> str:
 
 def three_figures(value: float) -> str:
     """12.3 rather than 12.3456, 0.012 rather than 0.01."""
+    if value < 0:  # a gauge that went down meanwhile, as dead rows do where a vacuum comes by
+        return f"-{three_figures(-value)}"
     if value >= 100 or value == 0:
         return f"{value:,.0f}"
     if value >= 0.095:

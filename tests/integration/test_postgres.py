@@ -135,7 +135,7 @@ def test_a_wrong_database(place: Place, colour: Colour) -> None:
 
 def test_a_server_that_hangs(place: Place, colour: Colour) -> None:
     """What is not answered in time is StoreUnavailable; when the server goes on, so does the store."""
-    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, colour.driver, timeout=0.5) as store:
+    with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, colour.driver, timeout=1.5) as store:
         verbs = colour.of(store)
         held = granted(colour.run(verbs.claim(claim_of())))
         assert colour.run(verbs.scan()) == [held], "which may take long, and then what follows may not"

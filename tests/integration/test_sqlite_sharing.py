@@ -35,6 +35,7 @@ from effectonce._records import Completion, State, Verdict
 from effectonce.errors import StoreError, StoreUnavailable
 from effectonce.stores._group import Group
 from effectonce.stores.sqlite import SQLiteStore
+from effectonce.testing.clocks import wait_until
 
 PROCESSES, KEYS = 4, 200
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -215,6 +216,21 @@ def test_close_waits_for_who_is_on_the_way(path: Path) -> None:
         assert closing_it.began.wait(20)
     assert [caller.answer().verdict for caller in callers] == [Verdict.CLAIMED] * 5
     closing_it.answer()
+
+
+def test_close_does_not_overtake_who_is_on_the_way(tmp_path: Path) -> None:
+    """Whoever gets the lead first, close() or the first of those who wait: they are served."""
+    for number in range(100):
+        store = SQLiteStore(tmp_path / f"{number}.db")
+        claim(store, "first")
+        lead(store)
+        callers = [Caller(lambda n=n, store=store: claim(store, f"key {n}")) for n in range(4)]
+        wait_for_queue(store, 4)
+        closing_it = Caller(store.close)
+        wait_until(lambda store=store: store._file.closed, what="The end")
+        let_go(store)
+        assert [caller.answer().verdict for caller in callers] == [Verdict.CLAIMED] * 4
+        closing_it.answer()
 
 
 def test_close_leaves_nobody_waiting(path: Path) -> None:

@@ -101,6 +101,15 @@ class Group(Generic[C, A]):
             )
             self._tell([ticket for ticket in batch if ticket is not mine])
 
+    def serve_all(self) -> None:
+        """Write for everybody who waits. For who has the lead, and will not give it back as it was."""
+        with suppress(IndexError):  # nobody is left
+            while True:
+                batch: list[_Ticket[C, A]] = []
+                self._take(self.queue.popleft(), batch)
+                self._serve(batch)
+                self._tell(batch)
+
     def _take(self, mine: _Ticket[C, A], batch: list[_Ticket[C, A]]) -> None:
         """Take those who share the next write from the queue."""
         batch.append(mine)

@@ -235,8 +235,9 @@ class SQLiteStore(_Verbs):
         self._starting = threading.Lock()
 
     def _rest(self) -> None:
-        """Take the lead and keep it, with no connection open."""
+        """Take the lead and keep it, with no connection open, and nobody waiting who came before."""
         self._group.lead.acquire()
+        self._group.serve_all()
         self._readers.rest()
         if self._writer is not None:
             self._writer.close()
