@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from tests.integration import test_transactions
 from tests.integration.transaction_drivers import DRIVERS, Beside, Desk, Place, finished
 
 from effectonce import Policy, Receiver
@@ -15,7 +14,6 @@ from effectonce._blocking import run
 from effectonce.errors import SessionExpired, StaleRequest, UsageError
 from effectonce.sessions import Request, Sessions
 
-places = test_transactions.places
 SOME = [
     "sqlite3", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy", "session-psycopg",
     "sqlalchemy-async-aiosqlite", "async-session-asyncpg", "async-session-asyncmy",

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.integration.test_transactions import World, places  # noqa: F401 - a fixture
 from tests.integration.transaction_drivers import DRIVERS, Desk, Place, finished
+from tests.integration.transaction_worlds import World
 
 from effectonce import Message, Outcome, Receiver, current
 from effectonce.errors import StepMismatch, UsageError
@@ -32,7 +32,7 @@ class Stumbled(Exception):
 
 
 @pytest.fixture(params=CHOSEN)
-def world(request: pytest.FixtureRequest, places: Callable[[str], Place]) -> Iterator[World]:  # noqa: F811
+def world(request: pytest.FixtureRequest, places: Callable[[str], Place]) -> Iterator[World]:
     dialect, kind = DRIVERS[request.param]
     world = World(places(dialect), kind)
     yield world
