@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
+import redis
 from tests.integration.redis_helpers import (
     COLOURS,
     LONG,
@@ -28,6 +31,8 @@ from tests.integration.redis_helpers import (
 )
 from tests.integration.sqlite_helpers import CLOSED_IN_THE_MIDDLE, TOLD_OF_CLOSED_LOOPS, Caller, output_of
 from tests.servers import Server
+from tests.servers.base import HOST
+from tests.servers.cluster import SLOTS, ValkeyCluster
 from tests.servers.fixtures import HasURL
 from tests.servers.proxy import FaultProxy
 
@@ -38,6 +43,7 @@ from effectonce.errors import StoreError, StoreMismatch, StoreUnavailable
 from effectonce.keys import uuid4
 from effectonce.stores import Store, _redis_threads, _redis_wire
 from effectonce.stores._redis_loop import MOST_AT_ONCE
+from effectonce.stores._redis_routes import slot_of
 from effectonce.stores.base import PartlyAnswered
 from effectonce.stores.redis import OnLoops, RedisStore
 from effectonce.testing.clocks import wait_until
@@ -707,6 +713,81 @@ def test_watching_while_replicas_confirm(start_server: StartServer, colour: str)
 
     with RedisStore(primary.url, durability="wait:1") as store:
         in_colour(colour, store, watch_and_go_on)
+
+
+@COLOURS
+def test_a_server_that_refuses_to_wait_for_replicas(start_server: StartServer, colour: str) -> None:
+    """Nobody gets an unconfirmed answer, and everybody gets one: the server's refusal."""
+    primary = start_server("valkey", busy_reply_threshold=50)
+    start_server("valkey", replicaof=f"127.0.0.1 {primary.port}")
+    with clients(primary.url) as (client,):
+        client.execute_command("ACL SETUSER shop on >secret ~* &* +@all -wait")
+    login = primary.url.replace("://", "://shop:secret@")
+    with (
+        RedisStore(login, durability="wait:1") as store,
+        pytest.raises(StoreUnavailable, match="NOPERM.*also WAIT"),
+    ):
+        in_colour(colour, store, lambda verbs: verbs.claim(claim_of("k")))
+
+    async def ask(verbs: Store) -> None:
+        await verbs.claim(claim_of("before"))
+        with busy(primary):
+            for asking in (verbs.claim(claim_of("i")), verbs.claim_many([claim_of("l"), claim_of("m")])):
+                with pytest.raises(StoreUnavailable, match="BUSY"):
+                    await asking
+        assert (await verbs.claim(claim_of("i"))).verdict is Verdict.CLAIMED
+
+    with RedisStore(primary.url, durability="wait:1") as store:
+        in_colour(colour, store, ask)
+
+
+@contextmanager
+def busy(server: Server) -> Iterator[None]:
+    """A server that runs a script for ever, meanwhile."""
+    with clients(server.url) as (client,), clients(server.url) as (other,), ThreadPoolExecutor(1) as beside:
+        script = beside.submit(client.eval, "while true do end", 0)
+        wait_until(lambda: is_busy(other), what="A busy server")
+        try:
+            yield
+        finally:
+            other.script_kill()
+            assert isinstance(script.exception(), redis.ResponseError)
+
+
+def is_busy(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.ResponseError as error:
+        return str(error).startswith("BUSY")
+    return False
+
+
+@COLOURS
+def test_a_part_of_a_cluster_without_replicas(
+    start_server: StartServer, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With wait:1 its own keys are refused; but it shows the way to those of others, and they go on."""
+    monkeypatch.setattr(_redis_wire, "WAIT_SHARE", 0.05)
+    cluster = start_server("valkey-cluster", replicas=True)
+    assert isinstance(cluster, ValkeyCluster)
+    cluster.replicas[1].kill()
+    url = f"redis+cluster://{HOST}:{cluster.nodes[1].port}"
+    with RedisStore(url, durability="wait:1", timeout=20.0) as store:
+        safe, lone = (a_key_between(SLOTS * third // 3, SLOTS * (third + 1) // 3) for third in (0, 1))
+
+        async def ask(verbs: Store) -> None:
+            assert (await verbs.claim(claim_of(safe))).verdict is Verdict.CLAIMED
+            with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+                await verbs.claim(claim_of(lone))
+            assert (await verbs.claim(claim_of(safe))).verdict is Verdict.BUSY
+
+        in_colour(colour, store, ask)
+
+
+def a_key_between(first: int, end: int) -> str:
+    """A key whose slot is one of these."""
+    names = (f"key {number}" for number in count())
+    return next(name for name in names if first <= slot_of(f"eo:{name}".encode()) < end)
 
 
 def test_tasks_wait_for_replicas_together(start_server: StartServer) -> None:

@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from ..errors import StoreError, StoreUnavailable
+from ..errors import StoreError
 from ._loops import whereabouts
 from ._redis_commands import Answer, Parts, answers, bundled, command
 from ._redis_wire import (
     HANG_UP,
+    MAP,
     MORE,
     Address,
     Answers,
@@ -40,6 +41,8 @@ TOLD = -1
 """Stands for the number of replies when there is none, but the server tells that it has done it, unless it refuses."""
 CONFIRMED = -2
 """Marks the one reply to WAIT."""
+LOOK = -4
+"""Stands for the number of replies when there is one, in a list, that no replica has to confirm."""
 BUNDLE = -3
 """Stands for the number of replies when there is one, for all who share a bundle of steps."""
 ROOM = 65_536
@@ -185,9 +188,11 @@ class Link(asyncio.BufferedProtocol):
                     if len(self._replies) < count:
                         continue
                     reply, self._replies = self._replies, []
+                elif count == LOOK:
+                    reply = [reply]
                 replies = answers(reply, len(whose)) if count == BUNDLE else [reply] * len(whose)
                 sent.popleft()
-                if self._wait:
+                if self._wait and count != LOOK:
                     self._hold_back(whose, count, replies, reply)
                 elif count == BUNDLE:
                     waiters += cast("list[Waiter[Answer]]", whose)
@@ -206,7 +211,7 @@ class Link(asyncio.BufferedProtocol):
         outbox, transport = self._outbox, self._transport
         if not outbox or transport is None:
             return
-        if self._wait:
+        if self._wait and any(count != LOOK for _, _, count in outbox):
             outbox.append((self._wait, [], CONFIRMED))
         self._outbox = []
         now = self.loop.time()
@@ -246,9 +251,11 @@ class Link(asyncio.BufferedProtocol):
         for waiting, answer in unconfirmed:
             if not waiting.done():
                 try:
-                    self._target.check_replicas(reply)
+                    self._target.check_replicas(
+                        self._address, reply, answer if type(answer) is list else [answer]
+                    )
                     waiting.set_result(answer)
-                except StoreUnavailable as error:
+                except StoreError as error:
                     waiting.set_exception(error)
 
 
@@ -281,7 +288,9 @@ class Lines:
                         link.hang_up()
                     continue
                 try:
-                    asked[address] = (self.links.get(address) or await self.open(address)).ask(*request)
+                    data, count = request
+                    link = self.links.get(address) or await self.open(address)
+                    asked[address] = link.ask(data, LOOK if request is MAP else count)
                 except StoreError as error:
                     answers[address] = error
             for address, waiting in asked.items():

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreUnavailable
 from ._redis_commands import Answer, Commands, Order, command, key_of
-from ._redis_wire import HANG_UP, Address, Answers, ReplyError, Requests, Target, complaint
+from ._redis_wire import HANG_UP, MAP, Address, Answers, ReplyError, Requests, Target, complaint
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ class Routes:
         """Ask for the map of the cluster, one server after another until one knows."""
         failure: StoreError = StoreUnavailable("No server of the cluster is known.")
         for address in self._seeds:
-            answer = (yield {address: (command(b"CLUSTER", b"SLOTS"), 1)})[address]
+            answer = (yield {address: MAP})[address]
             if isinstance(answer, StoreError):
                 failure = answer
             elif isinstance(answer[0], ReplyError):

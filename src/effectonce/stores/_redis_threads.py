@@ -26,6 +26,7 @@ from ..errors import StoreError, StoreUnavailable
 from ._redis_commands import command
 from ._redis_wire import (
     HANG_UP,
+    MAP,
     MORE,
     Address,
     Answers,
@@ -219,7 +220,7 @@ class Station:
         """Send commands; ``finish`` waits for their replies."""
         wire = self._lend()
         try:
-            wire.write(request[0] + self._confirm)
+            wire.write(request[0] + self._confirming(request))
         except ConnectionError:  # whoever reads will notice
             pass
         except BaseException as error:
@@ -229,8 +230,9 @@ class Station:
     def finish(self, request: Request, wire: Wire) -> list[Any]:
         """Wait for replies. If the connection was closed before they were asked for, ask again on a new one."""
         data, count = request
-        if self._confirm:
-            data, count = data + self._confirm, count + 1
+        confirm = self._confirming(request)
+        if confirm:
+            data, count = data + confirm, count + 1
         try:
             try:
                 replies = wire.read(count)
@@ -245,8 +247,8 @@ class Station:
         except BaseException as error:
             self._lose(wire, error)
         self._take_back(wire)
-        if self._confirm:
-            self._target.check_replicas(replies.pop())
+        if confirm:
+            self._target.check_replicas(self._address, replies.pop(), replies)
         return replies
 
     def watch(self, channel: bytes, request: bytes, seconds: float) -> Any:
@@ -284,6 +286,10 @@ class Station:
     def _ask_anyhow(self, data: bytes) -> Any:
         request = (data, 1)
         return self.finish(request, self.begin(request))[0]
+
+    def _confirming(self, request: Request) -> bytes:
+        """What is asked after a request."""
+        return b"" if request is MAP else self._confirm
 
     def _lose(self, wire: Wire, error: BaseException) -> NoReturn:
         """Give up a connection because nobody knows what is still to come on it, and tell the caller why."""

@@ -37,6 +37,8 @@ Request = tuple[bytes, int]
 """Commands to one server, and how many replies they have."""
 HANG_UP: Final[Request] = (b"", 0)
 """Asks to give up the connections to a server."""
+MAP: Final[Request] = (command(b"CLUSTER", b"SLOTS"), 1)
+"""Asks which server has which keys. Replicas have nothing to confirm then."""
 Requests = dict[Address, Request]
 Answers = dict[Address, list[Any] | StoreError]
 """The replies of each server that was asked, or why there are none."""
@@ -63,8 +65,12 @@ class Target:
         milliseconds = b"%d" % (self.timeout * WAIT_SHARE * 1000)
         return command(b"WAIT", b"%d" % self.replicas, milliseconds) if self.replicas else b""
 
-    def check_replicas(self, confirmed: int) -> None:
-        """See that enough of them have what was written."""
+    def check_replicas(self, address: Address, confirmed: Any, replies: list[Any]) -> None:
+        """See that enough of them have what was written: something was, unless all replies are refusals."""
+        if all(type(reply) is ReplyError for reply in replies):
+            return
+        if isinstance(confirmed, ReplyError):
+            raise complaint(address, confirmed)
         if confirmed < self.replicas:
             raise StoreUnavailable(
                 f"Written, but {confirmed} of {self.replicas} replicas confirmed it in time. Ask again with the same "
@@ -136,7 +142,8 @@ ADVICE: Final = {
     "MASTERDOWN": "It is a replica that has lost its primary.",
     "MISCONF": "It can't save its data; look into its log.",
     "NOAUTH": "Put user and password into the URL: redis://user:password@host.",
-    "NOPERM": "Allow its user EVALSHA, SCRIPT LOAD and what the scripts call, on the store's keys and channels.",
+    "NOPERM": "Allow its user EVALSHA, SCRIPT LOAD and what the scripts call, on the store's keys and channels; with "
+    "durability=wait:1 also WAIT.",
     "NOREPLICAS": "It wants more replicas than it has before it writes.",
     "OOM": "It is out of memory. Nothing was written; give it more, or keep records for a shorter time.",
     "READONLY": "It is a replica. Name the primary; after a failover, ask again.",
