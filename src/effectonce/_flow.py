@@ -75,6 +75,7 @@ class Flow:
         store = colour.store
         started = self.monotonic()
         answer: Decision | BaseException | None = None
+        attempt: Attempt | None = None
         try:
             if not policy.local_cache:
                 try:
@@ -115,9 +116,11 @@ class Flow:
             if ending is FENCED:
                 return await self.overtaken(colour, call, attempt)
             return self.recorded(call, attempt, completion, value)
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C, anywhere: nobody brings this to its end, so its lease must not be kept.
             self.keeper.abandon(claim)
+            if attempt is None:
+                self.interrupted(colour, claim, error)
             raise
 
     async def open(
@@ -131,6 +134,23 @@ class Flow:
 
         ``answer`` is what a first claim met that was sent at ``started``.
         """
+        try:
+            return await self._open(colour, call, answer, started)
+        except BaseException as error:
+            self.interrupted(colour, call.claim, error)
+            raise
+
+    def interrupted(self, colour: Colour, claim: Claim, error: BaseException) -> None:
+        """A caller is gone before it began (Ctrl-C, a time limit): what it was granted unheard is to be given back.
+
+        Who is cancelled has done that itself, and who asked for what can't be was not granted anything.
+        """
+        if not isinstance(error, (UsageError, *colour.cancelled)):
+            self.keeper.withdraw(claim)
+
+    async def _open(
+        self, colour: Colour, call: Call, answer: Decision | BaseException | None, started: float
+    ) -> Attempt | Outcome[Any]:
         claim, policy, _ = call
         if answer is None and policy.local_cache:
             cached = self.cache.get(call.key)

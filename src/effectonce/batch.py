@@ -110,14 +110,17 @@ class _Piece:
         ]
 
     async def _run(self, indexes: Sequence[int], alone: Iterable[int] = ()) -> None:
+        opened: dict[int, Attempt | None] | None = None
         try:
             opened = await self._claim(indexes)
             opened.update(dict.fromkeys(alone))
             if opened:
                 await self._run_and_record(opened)
-        except BaseException:
+        except BaseException as error:
             for call, _ in self.slots:
                 self.flow.keeper.abandon(call.claim)
+                if opened is None:
+                    self.flow.interrupted(self.colour, call.claim, error)
             raise
         if self.interrupted is not None:
             raise self.interrupted

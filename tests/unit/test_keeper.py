@@ -447,6 +447,49 @@ def test_an_unheard_claim_is_given_back(clock: ManualClock, store: StagedStore, 
     assert (outcome.status, outcome.attempt) == ("executed", 1)
 
 
+class TimeLimit(Exception):
+    """What the signal handler of a job queue raises wherever it finds the job."""
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeLimit])
+@pytest.mark.parametrize("way", ["process", "batch", "block", "second claim"])
+def test_a_claim_whose_caller_was_interrupted_is_given_back(
+    clock: ManualClock, store: StagedStore, interrupt: type[BaseException], way: str
+) -> None:
+    """It was granted, and nobody heard of it: a retry need not wait for a lease that nobody uses."""
+    receiver = by_hand(Receiver(store, policy=AT_MOST_ONCE, monotonic=clock))
+
+    def block() -> None:
+        with receiver.claim(Key.parse(receiver.key_of(EVENT))):
+            must_not_run(EVENT)
+
+    ways: dict[str, Callable[[], object]] = {
+        "process": lambda: receiver.process(EVENT, must_not_run),
+        "batch": lambda: receiver.process_batch([EVENT, Message("e-2")], must_not_run),
+        "block": block,
+        "second claim": lambda: receiver.process(EVENT, must_not_run),
+    }
+    lost = iter(
+        [StoreUnavailable("the reply was lost"), interrupt()] if way == "second claim" else [interrupt()]
+    )
+
+    def losing() -> None:
+        raise next(lost)
+
+    store.after.update(claim=losing, claim_many=losing)
+    with pytest.raises(interrupt):
+        ways[way]()
+    store.recover()
+    record = receiver.get(receiver.key_of(EVENT))
+    assert record is not None
+    assert record.state is State.PENDING
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    outcome = receiver.process(EVENT, Counted())
+    assert (outcome.status, outcome.attempt) == ("executed", 1)
+    assert not receiver._keeper._unheard
+
+
 def test_unheard_claims_of_a_batch_are_given_back(
     clock: ManualClock, store: StagedStore, colour: Colour
 ) -> None:

@@ -341,7 +341,7 @@ def test_an_interrupt_is_not_the_handlers_word(
 
 @pytest.mark.parametrize("verb", ["claim", "complete"])
 def test_an_interrupt_between_two_steps_leaves_nothing_running(clock: ManualClock, verb: str) -> None:
-    """Ctrl-C while the store is asked leaves the key to its lease, which nobody renews."""
+    """Ctrl-C while the store is asked: nobody renews a lease for it."""
     store = StagedStore(clock=clock)
     receiver = by_hand(Receiver(store, monotonic=clock))
     store.fail(verb, error=KeyboardInterrupt())
