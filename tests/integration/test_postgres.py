@@ -202,6 +202,44 @@ def test_a_table_in_a_schema(place: Place) -> None:
         session(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.mark.parametrize("rotate", [None, "1h"])
+@pytest.mark.parametrize("by", ["url", "path"])
+def test_a_schema_that_was_renamed(place: Place, rotate: str | None, by: str) -> None:
+    """New keys go to the table that is meant, also if another one has the old name now; who may not mend it is told."""
+    old, new = f"a{place.table}", f"b{place.table}"
+    rotating: dict[str, object] = {"rotate": rotate} if rotate else {}
+
+    def store(schema: str, **options: object) -> PostgresStore:
+        if by == "url":
+            return place.store(schema=schema, **rotating, **options)
+        session(f"ALTER ROLE {place.user} SET search_path = {schema}")
+        return place.store(**rotating, **options)
+
+    def keys(schema: str) -> list[str]:
+        return [key for (key,) in session(f"SELECT key FROM {schema}.{place.table} ORDER BY key")]
+
+    with place.session() as session:
+        session(f"CREATE SCHEMA {old} AUTHORIZATION {place.user}")
+        with store(old) as before:
+            run(before.claim(claim_of("first")))
+        session(f"ALTER SCHEMA {old} RENAME TO {new}")
+        session(f"CREATE SCHEMA {old} AUTHORIZATION {place.user}")
+        with store(old) as another:
+            run(another.claim(claim_of("another's")))
+        with store(new, create="no") as unable, pytest.raises(StoreMismatch, match="renamed.*migrate"):
+            run(unable.claim(claim_of("refused")))
+        for _ in range(2):
+            with store(new) as after:
+                assert run(after.claim(claim_of("first"))).verdict is Verdict.BUSY
+                run(after.claim(claim_of("second")))
+                run(after.purge())
+        with store(new, create="no") as mended:
+            run(mended.claim(claim_of("third")))
+        assert keys(new) == ["first", "second", "third"]
+        assert keys(old) == ["another's"]
+        session(f"DROP SCHEMA {old}, {new} CASCADE")
+
+
 def test_another_programs_table(place: Place, colour: Colour) -> None:
     """A table that is not ours is left alone."""
     with place.session() as session:

@@ -1247,6 +1247,43 @@ def test_a_session_without_an_encoding(postgres_scene: Scene) -> None:
     )
 
 
+def test_a_session_that_rounds_numbers(postgres_scene: Scene) -> None:
+    """What it is told of times is not all of them; an attempt that was left behind is taken over all the same."""
+    from sqlalchemy import create_engine
+
+    scene, store = postgres_scene, postgres_scene.receiver.store
+    engine = create_engine(
+        scene.place.sqlalchemy("psycopg"), connect_args={"options": "-c extra_float_digits=0"}
+    )
+    for id_ in "abcdefgh":
+        key = scene.receiver.key_of(Message(id=id_))
+        blocking(store.claim(Claim(key, new_owner(), b"", 0.001, 60.0)))
+    last = blocking(store.get(key))
+    assert last is not None
+    wait_until(lambda: blocking(store.now()) > last.lease_until)
+    for id_ in "abcdefgh":
+        with engine.begin() as connection:
+            outcome = scene.receiver.on(connection).process(Message(id=id_), lambda message: message.id)
+        assert (outcome.status, outcome.attempt) == ("executed", 2)
+    engine.dispose()
+
+
+def test_another_programs_table_is_left_alone(server_scene: Scene) -> None:
+    """Also where a user's connection is the first that sees it."""
+    place = Place(server_scene.place.dialect, server_scene.place.url)
+    table = f"records_{place.name}"
+    place.ask(f"CREATE TABLE {table} (id int, fence bigint)")
+    try:
+        with Receiver(place.store_url) as receiver, server_scene.transaction() as connection:
+            with pytest.raises(StoreError, match="another program"):
+                receiver.on(connection).process(Message(id="a"), server_scene.handler(connection))
+            connection.rollback()
+        assert place.ask(f"SELECT count(*) FROM {table}") == [(0,)]
+    finally:
+        place.ask(f"DROP TABLE {table}")
+    assert server_scene.place.count("a") == 0
+
+
 def test_a_key_that_a_connection_can_not_express(postgres_scene: Scene) -> None:
     """The error says which letter, and what to do; nothing was claimed, and the transaction goes on."""
     scene = postgres_scene

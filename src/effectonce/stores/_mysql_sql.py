@@ -194,10 +194,11 @@ class Language:
         (result,) = yield [self.sql["whose"]]
         for row in result.rows:
             engine, comment = ((value or b"").decode() for value in row)
-            self._check(engine, comment)
+            self.check(engine, comment)
         return bool(result.rows)
 
-    def _check(self, engine: str, comment: str) -> None:
+    def check(self, engine: str, comment: str) -> None:
+        """Raise if a table of this kind, with this comment, is not one that this store can trust."""
         ours = re.match(r"effectonce schema (\d+)\b", comment)
         if ours is None:
             raise StoreMismatch(

@@ -209,6 +209,14 @@ _UNEXPIRED: Final = """(
     record.expires_at > date_part('epoch', clock_timestamp()) OR record.state & 7 = 4 OR record.state & 15 = 9
 )"""
 
+_IS_MEANT: Final = """EXISTS (
+    SELECT FROM pg_proc AS beside
+    WHERE beside.oid = to_regproc('{put}') AND strpos(prosrc, 'INSERT INTO ' || {name}) > 0{and_path}
+)"""
+"""Whether the function beside a table still writes there: it goes on with the old name when a schema gets another one."""
+_AND_PATH: Final = " AND 'search_path=' || relnamespace::regnamespace || ', pg_temp' = ANY (proconfig)"
+"""The same of a function that finds its table by a path of its own."""
+
 
 class Statements:
     """The statements of one table: those for a step come for one record and for many.
@@ -222,7 +230,9 @@ class Statements:
         own = {
             "{follow}": ", slot = {current}" if rotating else "",
             "{and_unexpired}": " AND {unexpired}" if rotating else "",
-            "{mine}": _MINE, "{settled}": _SETTLED,
+            "{mine}": _MINE, "{settled}": _SETTLED, "{is_meant}": _IS_MEANT,
+            "{and_path}": _AND_PATH if rotating else "",
+            "{name}": "'{table}'" if rotating else "relnamespace::regnamespace || '.' || quote_ident(relname)",
             "{current}": _CURRENT, "{unexpired}": _UNEXPIRED, "{hurries}": "false" if patient else "true",
             "{table}": table, "{put}": f'{stem}_put"', "{channel}": self.channel,
             "{may_wait}": "true" if patient else IMPATIENT,
@@ -232,6 +242,7 @@ class Statements:
         for place, name in own.items():
             named = {statement: text.replace(place, name) for statement, text in named.items()}
         self.schema = named.pop("schema").rstrip(";").split(";\n\n")
+        self.functions = [text for text in self.schema if re.search(r"(CREATE OR REPLACE|ALTER) FUNCTION", text)]
         self.one: dict[str, Statement] = {}
         self.many: dict[str, Statement] = {}
         for name, text in named.items():

@@ -63,16 +63,19 @@ class Table:
     async def make_ready(self, wires: Wires, *, create: bool | None = None) -> bool:
         """Make sure that the table is there and ours; whether it had to be made."""
         made, tries = False, iter(range(MOST_TRIES))
+        may_make = self._create if create is None else create
         while True:
             (answer,) = await wires.run([Call(self.sql.one["whose"], (self.name,))])
             if isinstance(answer, Refusal):
                 raise self.translated(answer)
             if answer:
-                *found, self.home = answer[0]
+                *found, is_meant, self.home = answer[0]
                 self._check(*found)
+                if not is_meant:
+                    await self._mend(wires, may_make)
                 self.ready = True
                 return made
-            if made or not (self._create if create is None else create):
+            if made or not may_make:
                 raise StoreMismatch(
                     f"There is no table {self.name} in {self.shown}. Run `effectonce migrate URL` as a role that may "
                     "create it, or leave out create=no."
@@ -90,6 +93,21 @@ class Table:
                     "role that may do so run `effectonce migrate URL`, or the statements that `effectonce migrate "
                     "--print URL` prints."
                 )
+
+    async def _mend(self, wires: Wires, may_make: bool) -> None:
+        """Make the function beside the table anew: the table, or its schema, has got another name since it was made."""
+        texts = self.sql.functions if may_make else ()
+        answers = (
+            await wires.run([Call(Statement("", text)) for text in texts], together=True) if texts else ()
+        )
+        refusals = [answer for answer in answers if isinstance(answer, Refusal)]
+        if refusals or not may_make:
+            why = f", and could not be made anew: {refusals[0]}" if refusals else ""
+            raise StoreMismatch(
+                f"The table {self.name} in {self.shown}, or its schema, was renamed: the function beside it is missing "
+                f"or writes to another table{why}. Nothing was changed. Run `effectonce migrate URL` as the role that "
+                "made it."
+            )
 
     def check_kind(self, comment: str | None) -> None:
         """Raise if a table with this comment is not one that this store understands."""

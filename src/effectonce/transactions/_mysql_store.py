@@ -19,7 +19,7 @@ from ..stores import _mysql_sql as words
 from ..stores._mysql_values import change_values, new_values, place
 from ..stores._steps import BUSY, DONE, Add, Added, End, Found, Read, Step, SteppingStore
 from ._stores import TransactionStore
-from .base import LOCK_TIMED_OUT, Adapter, Result, code_of
+from .base import LOCK_TIMED_OUT, Adapter, Result, Values, code_of
 
 if TYPE_CHECKING:
     from ..stores.mysql import MySQLStore
@@ -34,9 +34,15 @@ class InMySQL(TransactionStore):
 
     def __init__(self, adapter: Adapter, store: MySQLStore) -> None:
         super().__init__(adapter)
+        self._language = store.language
         self._sql = _spoken(store.language, store.address.database)
         if not store._is_ready:
             self.own, self.look = store, (self._sql["whose"], ())
+
+    def seen(self, rows: Sequence[Values]) -> None:
+        for row in rows:
+            engine, comment = ((value or b"").decode() for value in _as_written(row))
+            self._language.check(engine, comment)
 
     async def now(self) -> float:
         """The server's clock."""

@@ -41,10 +41,6 @@ COMMIT: Final = Statement("effectonce_commit", "COMMIT")
 AT_ONCE_MILLISECONDS: Final = 50
 """How long a claim that must not wait does wait for a lock: a claim of another receiver holds one for less."""
 MOST_LOOKS: Final = 100
-LOOK_FOR: Final = """
-SELECT relnamespace::regnamespace::text, obj_description(oid, 'pg_class')
-FROM pg_class WHERE oid = to_regclass($1::text)
-"""
 
 _HOMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The schema that a user's connection has seen a store's table in, when the store itself had not looked yet."""
@@ -58,7 +54,7 @@ class InPostgres(TransactionStore):
         self._store, self._table = store, store._table
         self._sql = self._at_home()
         if not store._table.ready:
-            self.own, self.look = store, (LOOK_FOR, (store._table.name,))
+            self.own, self.look = store, (self._sql.one["look"].text, ())
 
     def _at_home(self) -> Statements:
         """The statements with the table's schema in them: the user's search_path may lead to another such table."""

@@ -51,8 +51,13 @@ COMMENT ON TABLE {table} IS 'effectonce schema 1: effects that happened, one row
 -- name: whose
 -- Through pg_class, because to_regclass alone sees a table that is newer than this statement, and without its comment.
 SELECT obj_description(oid, 'pg_class'), current_setting('server_encoding'), current_setting('synchronous_commit'),
-       current_setting('fsync'), relnamespace::regnamespace::text
+       current_setting('fsync'), {is_meant}, relnamespace::regnamespace::text
 FROM pg_class WHERE oid = to_regclass($1::text);
+
+-- The same over a user's connection. A table that its function does not mean is left to the store itself.
+-- name: look
+SELECT relnamespace::regnamespace::text, obj_description(oid, 'pg_class')
+FROM pg_class WHERE oid = to_regclass('{table}') AND {is_meant};
 
 -- name: now
 SELECT date_part('epoch', clock_timestamp());
@@ -141,8 +146,9 @@ WHERE record.id = asked.id{and_unexpired} AND state & 7 = 1 AND record.fence = a
   AND octet_length(content) < 16 + octet_length(journal)
 RETURNING place;
 
--- Fence, state, attempts and both times tell every version of a record from every other. Who watches a pending record
--- watches what follows it; who watched one that has ended is gone.
+-- Fence, state, attempts and both times tell every version of a record from every other. Times are compared as this
+-- session writes them: one with extra_float_digits = 0 has been told them to ten microseconds. Who watches a pending
+-- record watches what follows it; who watched one that has ended is gone.
 -- name: swap
 -- asked: id uuid, fence bigint, state integer, lease float8, expiry float8, next_fence bigint, next_print bytea, next_state integer, next_expiry float8, next_lease float8, next_content bytea
 UPDATE {table} AS record
@@ -150,7 +156,7 @@ SET fence = next_fence, fingerprint = next_print, expires_at = next_expiry, leas
     content = next_content, state = next_state | CASE asked.state & 7 WHEN 1 THEN record.state & 16 ELSE 0 END{follow}
 FROM {asked}
 WHERE record.id = asked.id{and_unexpired} AND record.fence = asked.fence AND record.state & -17 = asked.state
-  AND lease_until IS NOT DISTINCT FROM lease AND expires_at = expiry AND {may_wait}
+  AND lease_until::text IS NOT DISTINCT FROM lease::text AND expires_at::text = expiry::text AND {may_wait}
 RETURNING place, CASE WHEN record.state & 16 <> 0 THEN pg_notify('{channel}', record.id::text)::text END;
 
 -- name: read
