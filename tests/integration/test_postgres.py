@@ -664,17 +664,34 @@ def test_a_child_leaves_its_parents_connections_alone(place: Place, colour: Colo
 def test_many_who_make_the_table_at_once(place: Place) -> None:
     """One of them makes it; nobody fails."""
     stores = [place.store() for _ in range(8)]
-    with ThreadPoolExecutor(8) as threads:
-        barrier = threading.Barrier(8)
+    assert claimed_at_once(stores) == ["BUSY"] * 7 + ["CLAIMED"]
 
-        def begin(store: PostgresStore) -> Verdict:
-            barrier.wait()
-            return run(store.claim(claim_of())).verdict
 
-        verdicts = list(threads.map(begin, stores))
-    assert sorted(verdict.name for verdict in verdicts) == ["BUSY"] * 7 + ["CLAIMED"]
+def claimed_at_once(stores: list[PostgresStore]) -> list[str]:
+    """What each of them says of one key, sorted."""
+    barrier = threading.Barrier(len(stores))
+
+    def begin(store: PostgresStore) -> str:
+        barrier.wait()
+        return run(store.claim(claim_of())).verdict.name
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        verdicts = sorted(threads.map(begin, stores))
     for store in stores:
         store.close()
+    return verdicts
+
+
+def test_many_who_find_a_table_renamed(place: Place) -> None:
+    """One of them makes the function beside it anew; nobody fails."""
+    old, new = f"a{place.table}", f"b{place.table}"
+    with place.session() as session:
+        session(f"CREATE SCHEMA {old} AUTHORIZATION {place.user}")
+        with place.store(schema=old) as store:
+            run(store.purge())
+        session(f"ALTER SCHEMA {old} RENAME TO {new}")
+        assert claimed_at_once([place.store(schema=new) for _ in range(8)]) == ["BUSY"] * 7 + ["CLAIMED"]
+        session(f"DROP SCHEMA {new} CASCADE")
 
 
 # Purge

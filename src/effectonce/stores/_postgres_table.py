@@ -20,8 +20,8 @@ ENCODINGS: Final = ("UTF8", "SQL_ASCII")
 ROWS_IN_A_PAGE: Final = 32
 """About as many."""
 
-ALREADY_THERE: Final = {"42P07", "42710", "23505"}
-"""Somebody else made the table at the same moment."""
+ALREADY_THERE: Final = {"42P07", "42710", "23505", "XX000"}
+"""Somebody else made the table at the same moment, or (by "tuple concurrently updated") a function of its."""
 MOST_TRIES: Final = 8
 """Or something that is left of another one is in the way."""
 TRY_AGAIN: Final = {"40001", "40P01"}
@@ -62,7 +62,8 @@ class Table:
 
     async def make_ready(self, wires: Wires, *, create: bool | None = None) -> bool:
         """Make sure that the table is there and ours; whether it had to be made."""
-        made, tries = False, iter(range(MOST_TRIES))
+        made = done = False
+        tries = iter(range(MOST_TRIES))
         may_make = self._create if create is None else create
         while True:
             (answer,) = await wires.run([Call(self.sql.one["whose"], (self.name,))])
@@ -71,43 +72,41 @@ class Table:
             if answer:
                 *found, is_meant, self.home = answer[0]
                 self._check(*found)
-                if not is_meant:
-                    await self._mend(wires, may_make)
-                self.ready = True
-                return made
-            if made or not may_make:
-                raise StoreMismatch(
-                    f"There is no table {self.name} in {self.shown}. Run `effectonce migrate URL` as a role that may "
-                    "create it, or leave out create=no."
-                )
+                if is_meant:
+                    self.ready = True
+                    return made
+            if done or not may_make:
+                raise self._unfit(is_there=bool(answer))
             patience = (
                 f"SELECT set_config('lock_timeout', '{int(500 * self.seconds)}', true)"  # others make it, too
             )
-            texts = (patience, *self.sql.schema)
+            texts = (patience, *(self.sql.functions if answer else self.sql.schema))
             answers = await wires.run([Call(Statement("", text)) for text in texts], together=True)
             refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
-            made = refusal is None
+            done = refusal is None
+            made = done and not answer
             if refusal is not None and (refusal.code not in ALREADY_THERE or next(tries, None) is None):
-                raise StoreMismatch(
-                    f"There is no table {self.name} in {self.shown}, and it could not be created: {refusal}. Have a "
-                    "role that may do so run `effectonce migrate URL`, or the statements that `effectonce migrate "
-                    "--print URL` prints."
-                )
+                raise self._unfit(refusal, is_there=bool(answer))
 
-    async def _mend(self, wires: Wires, may_make: bool) -> None:
-        """Make the function beside the table anew: the table, or its schema, has got another name since it was made."""
-        texts = self.sql.functions if may_make else ()
-        answers = (
-            await wires.run([Call(Statement("", text)) for text in texts], together=True) if texts else ()
-        )
-        refusals = [answer for answer in answers if isinstance(answer, Refusal)]
-        if refusals or not may_make:
-            why = f", and could not be made anew: {refusals[0]}" if refusals else ""
-            raise StoreMismatch(
+    def _unfit(self, refusal: Refusal | None = None, *, is_there: bool) -> StoreMismatch:
+        """What to say of a table that is not there, or was given another name, and can't be made or mended."""
+        if is_there:
+            why = f", and could not be made anew: {refusal}" if refusal else ""
+            return StoreMismatch(
                 f"The table {self.name} in {self.shown}, or its schema, was renamed: the function beside it is missing "
                 f"or writes to another table{why}. Nothing was changed. Run `effectonce migrate URL` as the role that "
                 "made it."
             )
+        if refusal:
+            return StoreMismatch(
+                f"There is no table {self.name} in {self.shown}, and it could not be created: {refusal}. Have a "
+                "role that may do so run `effectonce migrate URL`, or the statements that `effectonce migrate "
+                "--print URL` prints."
+            )
+        return StoreMismatch(
+            f"There is no table {self.name} in {self.shown}. Run `effectonce migrate URL` as a role that may "
+            "create it, or leave out create=no."
+        )
 
     def check_kind(self, comment: str | None) -> None:
         """Raise if a table with this comment is not one that this store understands."""
