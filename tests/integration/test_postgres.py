@@ -226,7 +226,7 @@ def test_a_schema_that_was_renamed(place: Place, rotate: str | None, by: str) ->
         session(f"CREATE SCHEMA {old} AUTHORIZATION {place.user}")
         with store(old) as another:
             run(another.claim(claim_of("another's")))
-        with store(new, create="no") as unable, pytest.raises(StoreMismatch, match="renamed.*migrate"):
+        with store(new, create="no") as unable, pytest.raises(StoreMismatch, match=r"renamed.*migrate"):
             run(unable.claim(claim_of("refused")))
         for _ in range(2):
             with store(new) as after:

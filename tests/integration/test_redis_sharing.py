@@ -725,7 +725,7 @@ def test_a_server_that_refuses_to_wait_for_replicas(start_server: StartServer, c
     login = primary.url.replace("://", "://shop:secret@")
     with (
         RedisStore(login, durability="wait:1") as store,
-        pytest.raises(StoreUnavailable, match="NOPERM.*also WAIT"),
+        pytest.raises(StoreUnavailable, match=r"NOPERM.*also WAIT"),
     ):
         in_colour(colour, store, lambda verbs: verbs.claim(claim_of("k")))
 

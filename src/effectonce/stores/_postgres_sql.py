@@ -213,7 +213,7 @@ _IS_MEANT: Final = """EXISTS (
     SELECT FROM pg_proc AS beside
     WHERE beside.oid = to_regproc('{put}') AND strpos(prosrc, 'INSERT INTO ' || {name}) > 0{and_path}
 )"""
-"""Whether the function beside a table still writes there: it goes on with the old name when a schema gets another one."""
+"""Whether the function beside a table still writes there: it keeps to the old name when its schema gets a new one."""
 _AND_PATH: Final = " AND 'search_path=' || relnamespace::regnamespace || ', pg_temp' = ANY (proconfig)"
 """The same of a function that finds its table by a path of its own."""
 
@@ -242,7 +242,9 @@ class Statements:
         for place, name in own.items():
             named = {statement: text.replace(place, name) for statement, text in named.items()}
         self.schema = named.pop("schema").rstrip(";").split(";\n\n")
-        self.functions = [text for text in self.schema if re.search(r"(CREATE OR REPLACE|ALTER) FUNCTION", text)]
+        self.functions = [
+            text for text in self.schema if re.search(r"(CREATE OR REPLACE|ALTER) FUNCTION", text)
+        ]
         self.one: dict[str, Statement] = {}
         self.many: dict[str, Statement] = {}
         for name, text in named.items():
