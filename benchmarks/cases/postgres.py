@@ -18,6 +18,16 @@ DBOS = Row("DBOS", "dbos")
 _case = partial(Case, group="postgres", store="postgres", server="postgres")
 _crowd = partial(_case, tasks=64, step=256, operations=16_384, budget_seconds=0.4, slices=2)
 _exact = partial(_case, unit="bytes", is_fixed=True)
+_processor = partial(
+    _case,
+    rows=(RAW, *ours(), ROTATING),
+    gauge="postgres-processor",
+    tasks=64,
+    operations=65_536,  # the kernel counts hundredths of a second
+    slices=1,
+    repetitions=3,
+    is_fixed=True,
+)
 
 CASES = (
     _case(
@@ -71,6 +81,17 @@ CASES = (
         title="PostgreSQL, asyncio, 64 callers (raw: a pool of 16), dup",
         op="dup",
         rows=(RAW, SELECT, *ours(floor=8.0), EXACTLY_ONCE, IDEMKIT, USUAL),
+        prefill=1_000,
+    ),
+    _processor(
+        name="postgres-processor-new",
+        title="PostgreSQL, its own processors per new key, 64 callers (for information)",
+        op="new",
+    ),
+    _processor(
+        name="postgres-processor-dup",
+        title="PostgreSQL, its own processors per duplicate, 64 callers (for information)",
+        op="dup",
         prefill=1_000,
     ),
     _case(

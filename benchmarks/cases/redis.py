@@ -29,6 +29,17 @@ _bytes = partial(
     is_fixed=True,
 )
 
+_processor = partial(
+    _case,
+    rows=(RAW, *ours()),
+    gauge="redis-processor",
+    tasks=64,
+    operations=32_768,
+    slices=1,
+    repetitions=3,
+    is_fixed=True,
+)
+
 CASES = (
     _case(name="redis-new", title="Redis, 1 caller, new", op="new", rows=(RAW, *ours(floor=1.0), *BLOCKING)),
     _case(
@@ -49,6 +60,17 @@ CASES = (
         title="Redis, asyncio, 64 callers, dup",
         op="dup",
         rows=(RAW, *ours(floor=5.0), *ASYNCIO),
+        prefill=2_000,
+    ),
+    _processor(
+        name="redis-processor-new",
+        title="Valkey, its own processor per new key, 64 callers (for information)",
+        op="new",
+    ),
+    _processor(
+        name="redis-processor-dup",
+        title="Valkey, its own processor per duplicate, 64 callers (for information)",
+        op="dup",
         prefill=2_000,
     ),
     _case(

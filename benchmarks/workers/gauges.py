@@ -1,8 +1,10 @@
-"""What an operation leaves behind on a server: bytes in memory or on disk, bytes of log, dead rows."""
+"""What an operation leaves behind on a server, or costs it: bytes in memory or on disk, of log, dead rows, seconds."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.workers.base import Figure, Subject
@@ -36,6 +38,39 @@ def _redis_memory(url: str) -> float:
 
     with redis.Redis.from_url(url) as client:
         return float(client.info("memory")["used_memory"])
+
+
+def _redis_processor(url: str) -> float:
+    """Seconds of a processor that the server has used, also in the kernel."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        used = client.info("cpu")
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+
+def _postgres_processor(url: str) -> float:
+    """The same of all processes of a server on this machine; those that have ended are counted by their parent."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        server = _parent(connection.info.backend_pid)
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        return sum(_seconds(int(pid)) for pid in children) + _seconds(server, ended=True)
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _seconds(pid: int, *, ended: bool = False) -> float:
+    used = _stat(pid)[11 : 15 if ended else 13]
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, after its name."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
 
 
 def _postgres(query: str) -> Gauge:
@@ -87,6 +122,8 @@ SELECT coalesce(sum((pgstattuple(relid)).dead_tuple_count), 0) FROM pg_stat_user
 
 GAUGES: dict[str, Gauge] = {
     "redis-memory": _redis_memory,
+    "redis-processor": _redis_processor,
+    "postgres-processor": _postgres_processor,
     # Tables, indexes, and what belongs to them.
     "postgres-size": _postgres("SELECT pg_database_size(current_database())"),
     "postgres-wal": _postgres("SELECT pg_current_wal_insert_lsn() - '0/0'"),
