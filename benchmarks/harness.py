@@ -82,6 +82,7 @@ class _Running:
     row: Row
     result: Result
     folder: Path
+    url: str | None = None
     worker: Worker | None = None
     operations: int = 0
 
@@ -99,8 +100,9 @@ def run_case(
 ) -> list[Result]:
     """Measure every row of the case, interleaved. A contender that fails is reported, and the others go on.
 
-    No two processes of a program are equally fast: where its memory lies is luck, and good for some hundredths. So each
-    repetition has new ones, where they are quickly filled.
+    No two processes of a program are equally fast: where its memory lies is luck, and good for some hundredths; on
+    which core the server is woken that it talks to is luck too, and good for a third. So each repetition has new ones,
+    where that does not mean to fill a store with millions of keys again.
     """
     with ExitStack() as stack:
         scratch = Path(
@@ -119,7 +121,16 @@ def run_case(
             if repetition == 0 or case.is_renewed:
                 workers.close()
                 for one in running:
-                    _open(case, one, repetition, effort, pythons, servers, workers)
+                    _open(
+                        case,
+                        one,
+                        repetition,
+                        effort,
+                        pythons,
+                        servers,
+                        workers,
+                        stack if case.is_kept else workers,
+                    )
             _repeat(case, effort, running, repetition)
     _pair(case, results)
     return results
@@ -133,17 +144,19 @@ def _open(
     pythons: dict[str, Path],
     servers: Servers,
     stack: ExitStack,
+    rooms: ExitStack,
 ) -> None:
     """Start the row's worker and fill its store; at first, find out how many operations make a slice."""
     if one.result.error:
         return
     try:
-        room = servers.room(case.server, is_timed=not case.gauge) if case.server else nullcontext("")
-        url = stack.enter_context(room)
+        if one.url is None or not case.is_kept:
+            room = servers.room(case.server, is_timed=not case.gauge) if case.server else nullcontext("")
+            one.url = rooms.enter_context(room)
         one.worker = stack.enter_context(_worker(one.row, pythons))
-        folder = one.folder / str(repetition)
-        folder.mkdir(parents=True)
-        one.result.version = _fill(case, one, effort, url, folder)
+        folder = one.folder / ("kept" if case.is_kept else str(repetition))
+        folder.mkdir(parents=True, exist_ok=case.is_kept)
+        one.result.version = _fill(case, one, effort, one.url, folder)
         if case.is_fixed:
             most = one.row.operations or case.operations
             one.operations = case.whole_steps(most * effort.operations_share, most)

@@ -64,9 +64,17 @@ class Case:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether each repetition has new processes: where a time is taken and they are quickly filled."""
-        filled = max([self.prefill, *(row.prefill or 0 for row in self.rows)])
-        return not self.is_fixed and not self.gauge and filled <= QUICKLY_FILLED
+        """Whether each repetition has new processes: where a time is taken, and a store is quickly filled or stays."""
+        return not self.is_fixed and not self.gauge and (self._is_quickly_filled or bool(self.server))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what one repetition's processes have put into their stores is there for the next one's."""
+        return self.is_renewed and not self._is_quickly_filled
+
+    @property
+    def _is_quickly_filled(self) -> bool:
+        return max([self.prefill, *(row.prefill or 0 for row in self.rows)]) <= QUICKLY_FILLED
 
     def whole_steps(self, operations: float, most: int) -> int:
         """About that many operations, in whole steps, at least one and at most `most`."""

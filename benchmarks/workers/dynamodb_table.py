@@ -41,7 +41,9 @@ def table_of(url: str) -> str:
 
 
 def make_table(client: Any, table: str, key: str) -> None:
-    """Make a table with this key, paid per request."""
+    """Make a table with this key, paid per request, unless it is there."""
+    if table in client.list_tables()["TableNames"]:
+        return
     client.create_table(
         TableName=table,
         KeySchema=[{"AttributeName": key, "KeyType": "HASH"}],

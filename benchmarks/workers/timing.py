@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from time import perf_counter, process_time
 
 from benchmarks.workers.base import RANDOM, Counter, Figure, Fill, Run, Setup, Subject, chunks, new_keys
@@ -26,9 +27,7 @@ class Stream:
     ) -> None:
         self._run, self._counter, self._close = run, counter, close
         self._is_dup = setup.op == "dup"
-        self._known = new_keys(setup.prefill)
-        for chunk in chunks(self._known, 500):
-            (fill or run)(chunk)
+        self._known = _filled(setup, fill or run)
         if not self._is_dup:
             self._known = []
         # Else the collection before each slice would go through all these keys, where a small store has few.
@@ -128,6 +127,19 @@ def stream(
     if setup.threads > 1:
         return Crowd(setup, run, counter, close=close)
     return Stream(setup, run, counter, fill=fill, close=close)
+
+
+def _filled(setup: Setup, fill: Fill) -> list[str]:
+    """The keys that are in the store beforehand: put there now, or by the process of an earlier repetition."""
+    kept = Path(setup.folder) / "keys"
+    if kept.exists():
+        RANDOM.seed()  # what is new now must not be what was new then
+        return kept.read_text().split()
+    known = new_keys(setup.prefill)
+    for chunk in chunks(known, 500):
+        fill(chunk)
+    kept.write_text("\n".join(known))
+    return known
 
 
 def _check(ran: int, due: int) -> None:

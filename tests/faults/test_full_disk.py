@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"max_wal_size": "32MB", "min_wal_size": "32MB", "wal_recycle": "off"},
     "valkey": {},
     "redis": {},
+    "mariadb": {},
 }
 
 

@@ -22,6 +22,7 @@ from effectonce.testing.clocks import wait_until
 SETTINGS = {
     "postgres": {"listen_addresses": "*"},
     "valkey": {"bind": "0.0.0.0", "protected_mode": "no"},
+    "mariadb": {"bind_address": "0.0.0.0"},
 }
 OUTAGES = 20 if os.environ.get("EFFECTONCE_SOAK") else 2
 

@@ -72,7 +72,7 @@ class Worker:
         self.process.wait()
 
 
-@pytest.fixture(params=["valkey", "redis7", "valkey_cluster", "postgres", "mariadb"])
+@pytest.fixture(params=["valkey", "redis7", "valkey_cluster", "postgres", "mariadb", "dynamodb"])
 def url(request: pytest.FixtureRequest) -> str:
     """A store on a real server, shared with other tests: ids are made for each test."""
     server = request.getfixturevalue(request.param)
