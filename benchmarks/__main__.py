@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--keys",
         type=int,
-        help="how far growth goes (default: 1 million, on servers 2 million, DynamoDB 500,000)",
+        help="how far growth goes (default: 1 million, on servers 2 million)",
     )
     add("--repetitions", type=int, metavar="N", help="instead of 5, or 3 when quick")
     add("--pin", action="store_true", help="keep everything on one core: steadier ratios")

@@ -40,7 +40,7 @@ def all_cases(growth_keys: int | None) -> tuple[Case, ...]:
         *redis.growth(server_keys),
         *postgres.growth(server_keys),
         *mariadb.growth(server_keys),
-        *dynamodb.growth(growth_keys),
+        *dynamodb.growth(server_keys),
         sqlite.PURGE,
         *postgres.PURGES,
         *mariadb.PURGES,

@@ -15,8 +15,6 @@ IDEMKIT = Row("idemkit", "idemkit")
 IDEMKIT_SYNC = Row("idemkit sync", "idemkit")
 IDEMKIT_ASYNCIO = Row("idemkit asyncio", "idemkit", "asyncio")
 ON_THREADS = "on 16 threads"
-MOST_KEYS = 500_000
-"""What the emulator takes within minutes: it needs 0.1 to 0.2 ms and a good kilobyte for each."""
 
 _case = partial(Case, group="dynamodb", store="dynamodb", server="dynamodb", budget_seconds=0.5)
 _alone = partial(_case, rows=(RAW, *ours(floor=0.95), POWERTOOLS, IDEMKIT_SYNC, IDEMKIT_ASYNCIO, USUAL))
@@ -72,7 +70,7 @@ CASES = (
 )
 
 
-def growth(keys: int | None) -> tuple[Case, ...]:
+def growth(keys: int) -> tuple[Case, ...]:
     """New and duplicate calls at many keys."""
     more = {"server": "dynamodb", "floor": 1 / WITHIN, "budget_seconds": 0.5}
-    return tuple(growth_case("dynamodb", "DynamoDB", op, keys or MOST_KEYS, **more) for op in ("new", "dup"))
+    return tuple(growth_case("dynamodb", "DynamoDB", op, keys, **more) for op in ("new", "dup"))
