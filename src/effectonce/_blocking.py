@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._helpers import Helpers
 from .errors import ColourMismatch, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     from ._attempt import Attempt
     from .stores.base import Store
 
@@ -64,8 +64,8 @@ class Blocking:
 
     def __init__(self, store: Store) -> None:
         self.store = store.for_blocking()
-        self._pool: ThreadPoolExecutor | None = None
-        self._size = self._pid = 0
+        self._helpers: Helpers | None = None
+        self._pid = 0
 
     async def pause(self, seconds: float) -> None:
         """Let time pass."""
@@ -113,8 +113,7 @@ class Blocking:
 
         def call_for_help(helper: Callable[..., None]) -> None:
             if todo and next(workers) <= limit:
-                with suppress(RuntimeError):  # no thread is to be had: then the others do it
-                    self._threads(limit).submit(helper, helper)
+                self._crew(limit).ask(partial(helper, helper))
 
         def help_out(itself: Callable[..., None]) -> None:  # whose name in here would be left to be collected
             ended = threading.Event()
@@ -126,33 +125,27 @@ class Blocking:
                 ended.set()
 
         interrupted: BaseException | None = None
-        if len(jobs) > 1:
-            call_for_help(help_out)
-        try:
-            work()
-        except BaseException as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
-            interrupted = error
-            todo.clear()
-        while busy := [helper for helper in list(helpers) if not helper.is_set()]:
+        while True:
             try:
-                busy[0].wait()
-            except BaseException as error:
-                interrupted = error
+                if len(todo) > 1:
+                    call_for_help(help_out)
+                work()
+                for helper in helpers:
+                    helper.wait()
+                return results, interrupted
+            except (
+                BaseException
+            ) as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
                 todo.clear()
-        return results, interrupted
+                interrupted = error
 
     def close(self) -> None:
         """Let the threads go."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        if self._helpers is not None:
+            self._helpers.close()
 
-    def _threads(self, limit: int) -> ThreadPoolExecutor:
+    def _crew(self, limit: int) -> Helpers:
         """Threads to share work with; a forked child has none of its parent's."""
-        if self._pool is None or self._size < limit or self._pid != os.getpid():
-            from concurrent.futures import ThreadPoolExecutor
-
-            if self._pool is not None and self._pid == os.getpid():
-                self._pool.shutdown(wait=False)
-            self._pool = ThreadPoolExecutor(limit, thread_name_prefix="effectonce")
-            self._size, self._pid = limit, os.getpid()
-        return self._pool
+        if self._helpers is None or self._helpers.most < limit or self._pid != os.getpid():
+            self._helpers, self._pid = Helpers(limit), os.getpid()
+        return self._helpers

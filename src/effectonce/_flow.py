@@ -75,7 +75,7 @@ class Flow:
         store = colour.store
         started = self.monotonic()
         answer: Decision | BaseException | None = None
-        attempt: Attempt | None = None
+        has_begun = False
         try:
             if not policy.local_cache:
                 try:
@@ -95,6 +95,7 @@ class Flow:
                 attempt = opened
             token = CURRENT.set(attempt)
             try:
+                has_begun = True
                 value = handler(*args, **kwargs)
                 if type(value) is CoroutineType or (colour.awaits and inspect.isawaitable(value)):
                     value = await colour.attend(attempt, value)
@@ -119,7 +120,7 @@ class Flow:
         except BaseException as error:
             # Ctrl-C, anywhere: nobody brings this to its end, so its lease must not be kept.
             self.keeper.abandon(claim)
-            if attempt is None:
+            if not has_begun:
                 self.interrupted(colour, claim, error)
             raise
 

@@ -84,6 +84,7 @@ class _Piece:
         self.thread = get_ident()
         self.is_awaited = colour.awaits and inspect.iscoroutinefunction(handler)
         self.outcomes: dict[int, Outcome[Any]] = {}
+        self.begun: set[int] = set()
         self.ran: dict[int, _Ran] = {}
         self.interrupted: BaseException | None = None  # heard at the end, when all that ran is recorded
 
@@ -117,9 +118,10 @@ class _Piece:
             if opened:
                 await self._run_and_record(opened)
         except BaseException as error:
-            for call, _ in self.slots:
+            self.interrupted = error
+            for index, (call, _) in enumerate(self.slots):
                 self.flow.keeper.abandon(call.claim)
-                if opened is None:
+                if opened is None or (opened.get(index) is not None and index not in self.begun):
                     self.flow.interrupted(self.colour, call.claim, error)
             raise
         if self.interrupted is not None:
@@ -207,6 +209,7 @@ class _Piece:
         """Run a handler and write down what became of it, or give what has to be awaited for that."""
         attempt = opened[index]
         assert attempt is not None
+        self.begun.add(index)  # first: who was interrupted looks at it last
         if self.interrupted is not None:
             return None
         if attempt.lost:  # its turn comes after its lease: it goes its own way

@@ -79,7 +79,7 @@ class Claiming:
         return await self._complete(self._receiver.asyncio, value)
 
     def __enter__(self) -> Self:
-        with self._unless_interrupted():
+        with self._unless_interrupted(self._receiver.blocking):
             return run(self._enter(self._receiver.blocking))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -87,7 +87,7 @@ class Claiming:
             run(self._exit(self._receiver.blocking, error))
 
     async def __aenter__(self) -> Self:
-        with self._unless_interrupted():
+        with self._unless_interrupted(self._receiver.asyncio):
             return await self._enter(self._receiver.asyncio)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -95,12 +95,15 @@ class Claiming:
             await self._exit(self._receiver.asyncio, error)
 
     @contextmanager
-    def _unless_interrupted(self) -> Iterator[None]:
-        """Ctrl-C on the way into the block or out of it: its lease must not be kept."""
+    def _unless_interrupted(self, entering: Colour | None = None) -> Iterator[None]:
+        """Ctrl-C on the way into the block or out of it: its lease must not be kept. On the way in it is given back."""
+        flow, claim = self._receiver.flow, self._call.claim
         try:
             yield
-        except BaseException:
-            self._receiver.flow.keeper.abandon(self._call.claim)
+        except BaseException as error:
+            flow.keeper.abandon(claim)
+            if entering is not None and self._attempt is not None:
+                flow.interrupted(entering, claim, error)
             raise
 
     async def _enter(self, colour: Colour) -> Self:

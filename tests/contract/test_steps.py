@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import pytest
+
+from effectonce._blocking import run
 from effectonce._protocol import is_expired
-from effectonce._records import NOBODY, Completion, Record, State
-from effectonce.errors import StoreUnavailable
+from effectonce._records import NOBODY, Claim, Completion, Record, Renewal, State
+from effectonce.errors import StoreMismatch, StoreUnavailable
 from effectonce.stores import Features, Store, StoreStats
 from effectonce.stores._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
 from effectonce.testing.clocks import ManualClock
@@ -124,3 +127,35 @@ class TestSteps(StoreContract):
 
     def make_store(self, clock: ManualClock) -> Store:
         return Steps(clock)
+
+
+class Stubborn(Steps):
+    """A server that shows a record and changes it for nobody, as one does whose rows are hidden from an UPDATE."""
+
+    def do(self, step: Step, now: float) -> Any:
+        match step:
+            case End() | Hold() | Save():
+                return Found(self.records[step.key], now)
+            case Swap():
+                return False
+        return super().do(step, now)
+
+
+def test_a_server_that_changes_nothing() -> None:
+    """Whoever asks it to is told so, instead of asking for ever."""
+    clock = ManualClock()
+    store, owner = Stubborn(clock), b"o" * 16
+    claim = Claim("k", owner, b"", 1.0, 60.0)
+    record = run(store.claim(claim)).record
+    assert record is not None
+    completion = Completion("k", owner, record.fence, State.COMPLETED, b"1", 60.0, True)
+    renewal = Renewal("k", owner, record.fence, 1.0, 60.0)
+    clock.advance(5)
+    for verb in (
+        lambda: store.complete(completion),
+        lambda: store.renew(renewal),
+        lambda: store.claim(claim._replace(owner=b"p" * 16)),
+        lambda: store.complete_many([completion]),
+    ):
+        with pytest.raises(StoreMismatch, match="does not change it"):
+            run(verb())

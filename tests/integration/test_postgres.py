@@ -240,6 +240,30 @@ def test_a_schema_that_was_renamed(place: Place, rotate: str | None, by: str) ->
         session(f"DROP SCHEMA {old}, {new} CASCADE")
 
 
+@pytest.mark.parametrize("rotate", [None, "1h"])
+def test_sessions_that_quote_every_name(place: Place, rotate: str | None) -> None:
+    """Whoever made the table, nothing was renamed."""
+    rotating: dict[str, object] = {"rotate": rotate} if rotate else {}
+    with place.session() as session:
+        for key, quotes in enumerate(("on", "off", "on")):
+            session(f"ALTER ROLE {place.user} SET quote_all_identifiers = {quotes}")
+            with place.store(create="no" if key else "yes", **rotating) as store:
+                assert run(store.claim(claim_of(f"{key}"))).verdict is Verdict.CLAIMED
+
+
+def test_rows_that_may_be_hidden(place: Place, colour: Colour) -> None:
+    """Under row level security a key that is done may look new, or can't be ended: such a table is refused."""
+    with place.session() as session:
+        with place.store() as store:
+            run(store.purge())
+        session(f"ALTER TABLE {place.table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+        with place.store(driver=colour.driver) as store:
+            with pytest.raises(StoreMismatch, match=r"Row level security.*BYPASSRLS"):
+                colour.run(colour.of(store).claim(claim_of()))
+            session(f"ALTER ROLE {place.user} BYPASSRLS")
+            assert colour.run(colour.of(store).claim(claim_of())).verdict is Verdict.CLAIMED
+
+
 def test_another_programs_table(place: Place, colour: Colour) -> None:
     """A table that is not ours is left alone."""
     with place.session() as session:

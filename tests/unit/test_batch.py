@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.integration.sqlite_helpers import Caller, output_of
@@ -30,6 +30,7 @@ from tests.unit.receiving import (
 
 from effectonce import InProgress, KeyReused, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce._blocking import run
+from effectonce._helpers import Errand, Helpers
 from effectonce._records import Claim, Completion, Decision, Ending
 from effectonce.errors import EffectOnceError, ResultUnavailable, StoreError, UsageError
 from effectonce.policy import Resolution
@@ -848,6 +849,66 @@ def test_after_an_interrupt_the_rest_of_a_batch_never_begins(
     record = receiver.get(receiver.key_of(Message("c")))
     assert record is not None and record.attempts == 0
     assert not receiver._keeper.live
+
+
+def test_an_interrupt_while_helpers_are_called_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a helper has begun is waited for and recorded, and nothing begins after the batch is over."""
+    receiver, runs, begun = Receiver(store), Counter[str](), threading.Event()
+    ask = Helpers.ask
+
+    def interrupted(helpers: Helpers, errand: Errand) -> None:
+        ask(helpers, errand)
+        if threading.current_thread() is threading.main_thread():
+            begun.wait(20)
+            raise KeyboardInterrupt
+
+    def handle(message: Message) -> str:
+        begun.set()
+        runs[message.id] += 1
+        return message.id
+
+    monkeypatch.setattr(Helpers, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        receiver.process_batch(THREE, handle)
+    assert {in_store(receiver, name) for name in runs} == {"COMPLETED"}
+    monkeypatch.setattr(Helpers, "ask", ask)
+    assert {outcome.value for outcome in receiver.process_batch(THREE, handle)} == {"a", "b", "c"}
+    assert set(runs.values()) == {1}
+
+
+def test_an_interrupt_before_any_handler_has_begun(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the batch is given back: a retry need not wait for leases that nobody uses."""
+    receiver = by_hand(Receiver(store, monotonic=clock))
+
+    async def interrupted(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(receiver.blocking, "gather", interrupted)
+        receiver.process_batch(THREE, must_not_run)
+    assert [in_store(receiver, name) for name in "abc"] == ["PENDING"] * 3
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    assert [in_store(receiver, name) for name in "abc"] == ["ABSENT"] * 3
+
+
+def test_a_handler_that_has_begun_keeps_its_claim(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt while all of them are recorded gives nothing back, or they would run again."""
+    receiver = by_hand(Receiver(store, monotonic=clock))
+
+    async def interrupted(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(receiver.blocking.store, "complete_many", interrupted)
+        receiver.process_batch(THREE, lambda message: message.id)
+    clock.advance(1)
+    run(receiver._keeper.tick(store, clock()))
+    assert [in_store(receiver, name) for name in "abc"] == ["PENDING"] * 3
 
 
 def test_after_an_interrupt_nobody_is_waited_for(store: Store, colour: Colour) -> None:

@@ -211,11 +211,19 @@ _UNEXPIRED: Final = """(
 
 _IS_MEANT: Final = """EXISTS (
     SELECT FROM pg_proc AS beside
-    WHERE beside.oid = to_regproc('{put}') AND strpos(prosrc, 'INSERT INTO ' || {name}) > 0{and_path}
+    WHERE beside.oid = to_regproc('{put}') AND {named}
 )"""
 """Whether the function beside a table still writes there: it keeps to the old name when its schema gets a new one."""
-_AND_PATH: Final = " AND 'search_path=' || relnamespace::regnamespace || ', pg_temp' = ANY (proconfig)"
-"""The same of a function that finds its table by a path of its own."""
+_NAMED: Final = """strpos(
+        replace(prosrc, '"', ''),
+        replace('INSERT INTO ' || relnamespace::regnamespace || '.' || quote_ident(relname) || ' ', '"', '')
+    ) > 0"""
+"""By its text, which has quotes or not as that session wished that made it."""
+_NAMED_BY_PATH: Final = """strpos(prosrc, 'INSERT INTO {table}') > 0 AND EXISTS (
+        SELECT FROM unnest(proconfig) AS setting
+        WHERE replace(setting, '"', '') = replace('search_path=' || relnamespace::regnamespace || ', pg_temp', '"', '')
+    )"""
+"""Or by a path of its own."""
 
 
 class Statements:
@@ -231,8 +239,7 @@ class Statements:
             "{follow}": ", slot = {current}" if rotating else "",
             "{and_unexpired}": " AND {unexpired}" if rotating else "",
             "{mine}": _MINE, "{settled}": _SETTLED, "{is_meant}": _IS_MEANT,
-            "{and_path}": _AND_PATH if rotating else "",
-            "{name}": "'{table}'" if rotating else "relnamespace::regnamespace || '.' || quote_ident(relname)",
+            "{named}": _NAMED_BY_PATH if rotating else _NAMED,
             "{current}": _CURRENT, "{unexpired}": _UNEXPIRED, "{hurries}": "false" if patient else "true",
             "{table}": table, "{put}": f'{stem}_put"', "{channel}": self.channel,
             "{may_wait}": "true" if patient else IMPATIENT,

@@ -132,8 +132,14 @@ class Table:
                 "rotate=6h, or choose another name with ?table=."
             )
 
-    def _check(self, comment: str | None, encoding: str, commits: str, syncs: str) -> None:
+    def _check(self, comment: str | None, encoding: str, commits: str, syncs: str, hides_rows: bool) -> None:
         self.check_kind(comment)
+        if hides_rows:
+            raise StoreMismatch(
+                f"Row level security may hide rows of {self.name} from this role, and a key that it can't see is not "
+                f"known to be done. Turn it off (ALTER TABLE {self.name} DISABLE ROW LEVEL SECURITY), or exempt the "
+                "role (ALTER ROLE … BYPASSRLS)."
+            )
         if encoding not in ENCODINGS:
             raise StoreMismatch(
                 f"The database's encoding is {encoding}, which can't hold every key. Use one with encoding UTF8."

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from .._protocol import decide_claim, decide_ending, decide_renewal
 from .._records import Claim, Completion, Decision, Ending, Record, Renewal, Verdict
-from ..errors import StoreError, StoreUnavailable
+from ..errors import StoreError, StoreMismatch, StoreUnavailable
 from .base import Store, all_answered
 
 T = TypeVar("T")
@@ -116,6 +116,7 @@ KEPT: Any = object()
 """The reply to them when that goes on: nobody knows yet what the record will be."""
 HELD_SECONDS, FIRST_PAUSE = 0.25, 0.002
 """How long that is looked at, and after how long first."""
+MOST_REFUSALS: Final = 10
 ASK_AGAIN_SECONDS: Final = 0.25
 BUSY: Final = Decision(Verdict.BUSY, None, ASK_AGAIN_SECONDS)
 """What a claim is told then."""
@@ -129,6 +130,7 @@ Pause = Callable[[float], Awaitable[None]]
 
 def claiming(claim: Claim) -> Conversation[Decision]:
     """Ask for a key."""
+    before, times = None, 0
     reply = yield Add(claim) if claim.may_create else Read(claim.key)
     while type(reply) is not Added:
         if reply is KEPT:
@@ -139,6 +141,8 @@ def claiming(claim: Claim) -> Conversation[Decision]:
             after = decision.record
             if record is None or after is None or after is record:
                 return decision
+            times = _refused(before, record, times)
+            before = record
             swapped = yield Swap(record, after)
             if swapped:
                 return BUSY if swapped is KEPT else decision
@@ -150,12 +154,17 @@ def claiming(claim: Claim) -> Conversation[Decision]:
 def ending(completion: Completion) -> Conversation[Ending]:
     """End a claim, or settle a doubt."""
     reply: object
+    before, times = None, 0
     held = completion.owner and completion.began
     reply = yield End(completion) if held else Read(completion.key)
     while reply is not DONE:
         record, now = cast("Found", reply)
         answer, after = decide_ending(record, completion, now)
-        if record is None or after is None or after is record or (yield from _swapping(record, after)):
+        if record is None or after is None or after is record:
+            return answer
+        times = _refused(before, record, times)
+        before = record
+        if (yield from _swapping(record, after)):
             return answer
         reply = yield Read(completion.key)
     return DONE
@@ -163,12 +172,15 @@ def ending(completion: Completion) -> Conversation[Ending]:
 
 def renewing(renewal: Renewal) -> Conversation[bool]:
     """Extend a lease."""
+    before, times = None, 0
     reply = yield Hold(renewal) if renewal.progress is None else Save(renewal)
     while reply is not DONE:
         record, now = cast("Found", reply)
         renewed = decide_renewal(record, renewal, now)
         if record is None or renewed is None:
             return False
+        times = _refused(before, record, times)
+        before = record
         if (yield from _swapping(record, renewed)):
             return True
         reply = yield Read(renewal.key)
@@ -182,6 +194,18 @@ def _swapping(before: Record, after: Record) -> Conversation[bool]:
             f"A transaction that is still open has the record of {before.key!r}. Try again."
         )
     return cast("bool", swapped)
+
+
+def _refused(before: Record | None, record: Record, times: int) -> int:
+    """How often in a row a change was refused, though nobody had changed the record. That never ends by itself."""
+    if record != before:
+        return 0
+    if times >= MOST_REFUSALS:
+        raise StoreMismatch(
+            f"The server shows the record of {record.key!r} and does not change it, though nobody else did. Look for a "
+            "trigger on its table, or for row level security."
+        )
+    return times + 1
 
 
 def by_look(step: Step, reply: Any, unchanged: Any) -> Any:
