@@ -99,7 +99,7 @@ class Blocking:
         results: list[T | None] = [None] * len(jobs)
         todo = deque(enumerate(jobs))
         context = copy_context()
-        helpers: list[threading.Event] = []
+        helpers: list[threading.Lock] = []  # each held while its helper works
         workers = count(2)  # this thread is the first
 
         def work() -> None:
@@ -116,13 +116,11 @@ class Blocking:
                 self._crew(limit).ask(partial(helper, helper))
 
         def help_out(itself: Callable[..., None]) -> None:  # whose name in here would be left to be collected
-            ended = threading.Event()
-            helpers.append(ended)  # before it takes a job, so that nobody goes without waiting for that
-            try:
+            working = threading.Lock()
+            with working:
+                helpers.append(working)  # before it takes a job, so that nobody goes without waiting for that
                 call_for_help(itself)
                 work()
-            finally:
-                ended.set()
 
         interrupted: BaseException | None = None
         while True:
@@ -131,7 +129,8 @@ class Blocking:
                     call_for_help(help_out)
                 work()
                 for helper in helpers:
-                    helper.wait()
+                    with helper:
+                        pass
                 return results, interrupted
             except (
                 BaseException

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
 
 Errand = Callable[[], None]
@@ -27,12 +27,13 @@ class Helpers:
 
     def ask(self, errand: Errand) -> None:
         """Have an errand run by whoever is free, now or later; by nobody, if no thread is to be had."""
-        self._errands.put(errand)
-        with suppress(IndexError):
+        try:
             self._idle.pop()
-            return
-        if self._hired < self.most:
-            self._hire()
+        except IndexError:
+            if self._hired < self.most:
+                self._hire(errand)
+                return
+        self._errands.put(errand)
 
     def close(self) -> None:
         """Let the threads go, when their errands are done."""
@@ -41,27 +42,20 @@ class Helpers:
 
     __del__ = close
 
-    def _hire(self) -> None:
+    def _hire(self, errand: Errand) -> None:
         # What they do is waited for by who asked; so an interpreter that ends need not wait for them.
         name = f"effectonce_{next(_NUMBERS)}"
-        helper = Thread(target=_serve, args=(self._errands, self._idle), name=name, daemon=True)
-        self._hired += 1
-        try:
+        helper = Thread(target=_serve, args=(errand, self._errands, self._idle), name=name, daemon=True)
+        with suppress(RuntimeError):
             helper.start()
-        except RuntimeError:
-            self._hired -= 1
-            if not self._hired:  # then nobody will ever come for it
-                with suppress(Empty):
-                    self._errands.get_nowait()
+            self._hired += 1
 
 
-def _serve(errands: SimpleQueue[Errand | None], idle: list[None]) -> None:
+def _serve(errand: Errand | None, errands: SimpleQueue[Errand | None], idle: list[None]) -> None:
     """Run one errand after the other. What one raises has been told to who asked."""
-    while True:
-        idle.append(None)
-        errand = errands.get()
-        if errand is None:
-            return
+    while errand is not None:
         with suppress(BaseException):
             errand()
-        del errand  # and all that it holds
+        errand = None  # nothing that it holds is kept
+        idle.append(None)
+        errand = errands.get()

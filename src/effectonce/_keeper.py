@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from math import inf
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from ._attempt import Attempt
@@ -61,7 +62,7 @@ class Keeper:
         self._monotonic = monotonic
         self._tell = tell
         self.wake_at = inf
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # whose lock an interrupted caller can't leave behind
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -136,7 +137,7 @@ class Keeper:
         """End the thread."""
         with self._lock:
             self._closed = True
-            self._wake.set()
+            self._wake.put(None)
 
     def before_fork(self) -> None:
         """Nothing to bring to rest: the thread simply is not there in the child."""
@@ -146,7 +147,7 @@ class Keeper:
         if in_child:
             self.live, self._unprotected, self._unheard = {}, {}, {}
             self.wake_at, self._thread = inf, None
-            self._wake, self._lock = threading.Event(), threading.Lock()
+            self._wake, self._lock = SimpleQueue(), threading.Lock()
 
     async def _renew(self, store: Store, due: list[Attempt], now: float) -> None:
         held: Sequence[bool | None]
@@ -234,7 +235,7 @@ class Keeper:
             return
         with self._lock:
             self.wake_at = min(self.wake_at, at)
-            self._wake.set()
+            self._wake.put(None)
             if self._thread is None and not self._closed and not sys.is_finalizing():
                 self._start()
 
@@ -253,12 +254,15 @@ class Keeper:
             with self._lock:
                 if self._closed:
                     return
-                self._wake.clear()
+                while not self._wake.empty():
+                    self._wake.get()
                 left = self.wake_at - self._monotonic()
             if left > 0:
-                woken = self._wake.wait(min(left, LINGER_SECONDS))
-                if self._may_leave(woken):
-                    return
+                try:
+                    self._wake.get(timeout=min(left, LINGER_SECONDS))
+                except Empty:
+                    if self._may_leave():
+                        return
                 continue
             with self._lock:
                 self.wake_at = inf  # an attempt that comes during the tick sets it again
@@ -270,9 +274,9 @@ class Keeper:
             with self._lock:
                 self.wake_at = min(self.wake_at, due)
 
-    def _may_leave(self, woken: bool) -> bool:
+    def _may_leave(self) -> bool:
         with self._lock:
-            if woken or self.wake_at < inf or self.live or self._unheard:
+            if not self._wake.empty() or self.wake_at < inf or self.live or self._unheard:
                 return False
             self._thread = None
             return True

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -171,6 +170,7 @@ class Mixed:
 LEFT_BEHIND = """
 import asyncio, gc
 from effectonce import Message, Receiver
+from effectonce.testing.clocks import wait_until
 
 receiver = Receiver("memory://")
 
@@ -188,7 +188,8 @@ async def on_a_loop(name):
 def blocking(name):
     gc.collect()
     receiver.process_batch(messages(name), lambda message: message.id)
-    receiver.blocking._threads(16).submit(int).result()  # so that it has let go of what it was asked before
+    helpers = receiver.blocking._crew(16)
+    wait_until(lambda: len(helpers._idle) == helpers._hired)  # they have let go of what they were asked
     return gc.collect()
 
 async def main():
@@ -421,28 +422,29 @@ def test_concurrency_has_a_limit(receiver: Receiver, colour: Colour) -> None:
     assert most == 2
 
 
-class NoPool:
-    """Threads as they are when the system has no more, or when they are let go at that moment."""
+def test_without_threads_a_batch_is_processed_all_the_same(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost where the system has no more threads, and they help again when it has."""
 
-    def __init__(self, begins: bool) -> None:
-        self.begins = begins
-
-    def submit(self, function: Any, *args: Any) -> None:
-        if self.begins:  # another thread of the pool has taken what this one could not begin
-            threading.Thread(target=function, args=args).start()
+    def refused(_: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        outcomes = receiver.process_batch(THREE, Ids(), concurrency=2)
+    assert [(outcome.status, outcome.value) for outcome in outcomes] == [("executed", id) for id in "abc"]
+    together = threading.Barrier(3)
+    more = [Message(id) for id in "def"]
+    assert statuses(receiver.process_batch(more, lambda _: together.wait(20))) == ["executed"] * 3
 
-@pytest.mark.parametrize("begins", [False, True])
-def test_without_threads_a_batch_is_processed_all_the_same(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, begins: bool
-) -> None:
-    """Nothing is lost where no thread can be had, and no handler that runs is left behind."""
-    monkeypatch.setattr(receiver.blocking, "_threads", lambda _: NoPool(begins))
+
+def test_no_handler_that_runs_is_left_behind(receiver: Receiver) -> None:
+    """Who is done first waits for the threads that help."""
     both, mine_is_over = threading.Barrier(2), threading.Event()
 
     def handler(message: Message) -> str:
-        if begins and message.id in ("a", "b"):
+        if message.id in ("a", "b"):
             both.wait(20)
             if threading.current_thread() is threading.main_thread():
                 mine_is_over.set()
@@ -452,6 +454,28 @@ def test_without_threads_a_batch_is_processed_all_the_same(
 
     outcomes = receiver.process_batch(THREE, handler, concurrency=2)
     assert [(outcome.status, outcome.value) for outcome in outcomes] == [("executed", id) for id in "abc"]
+
+
+def test_helpers_are_begun_when_nobody_is_free() -> None:
+    """No more than there may be, and none is left when they are let go of."""
+    helpers, started, leave = Helpers(2), threading.Semaphore(0), threading.Event()
+    ran: list[str] = []
+
+    def errand() -> None:
+        ran.append(threading.current_thread().name)
+        started.release()
+        assert leave.wait(20)
+
+    for _ in range(3):
+        helpers.ask(errand)
+    assert started.acquire(timeout=20)
+    assert started.acquire(timeout=20)
+    assert len(set(ran)) == 2
+    leave.set()
+    assert started.acquire(timeout=20)
+    assert len(set(ran)) == 2
+    del helpers
+    wait_until(lambda: not set(ran) & {thread.name for thread in threading.enumerate()})
 
 
 def test_a_busy_key_is_waited_for(store: Store, colour: Colour, told: Told) -> None:
@@ -481,25 +505,25 @@ def test_a_thread_that_helps_two_batches_may_wait_for_what_it_has_done(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads are shared: one that has run a key for a batch that goes on waits for it in another, as any would."""
-    monkeypatch.setattr(receiver.blocking, "_threads", lambda _: pool)
+    helpers = Helpers(1)
+    monkeypatch.setattr(receiver.blocking, "_crew", lambda _: helpers)
     done, entered, leave = list[Message](), threading.Event(), threading.Event()
 
     def handler(message: Message) -> None:
-        if threading.current_thread().name.startswith("helper"):
+        if threading.current_thread().name.startswith("effectonce_"):
             assert entered.wait(20)
             done.append(message)
         else:
             entered.set()
             assert leave.wait(20)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="helper") as pool:
-        first = Caller(lambda: receiver.process_batch(THREE, handler, concurrency=2))
-        wait_until(lambda: len(done) == 2)  # by the one helper, and their batch is still at the third
-        second = Caller(lambda: receiver.process_batch(done, must_not_run, concurrency=2))
-        wait_until(lambda: receiver.stats().since_start.counts.get("waited") == 2)
-        leave.set()
-        assert statuses(first.answer()) == ["executed"] * 3
-        assert statuses(second.answer()) == ["replayed"] * 2
+    first = Caller(lambda: receiver.process_batch(THREE, handler, concurrency=2))
+    wait_until(lambda: len(done) == 2)  # by the one helper, and their batch is still at the third
+    second = Caller(lambda: receiver.process_batch(done, must_not_run, concurrency=2))
+    wait_until(lambda: receiver.stats().since_start.counts.get("waited") == 2)
+    leave.set()
+    assert statuses(first.answer()) == ["executed"] * 3
+    assert statuses(second.answer()) == ["replayed"] * 2
 
 
 def test_a_busy_key_may_be_rejected(store: Store, colour: Colour) -> None:
@@ -881,17 +905,11 @@ def test_an_interrupt_before_any_handler_has_begun(
 ) -> None:
     """All of the batch is given back: a retry need not wait for leases that nobody uses."""
     receiver = by_hand(Receiver(store, monotonic=clock))
-
-    async def interrupted(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(receiver.blocking, "gather", interrupted)
         receiver.process_batch(THREE, must_not_run)
     assert [in_store(receiver, name) for name in "abc"] == ["PENDING"] * 3
-    clock.advance(1)
-    run(receiver._keeper.tick(store, clock()))
-    assert [in_store(receiver, name) for name in "abc"] == ["ABSENT"] * 3
+    assert given_back(receiver, clock) == "abc"
 
 
 def test_a_handler_that_has_begun_keeps_its_claim(
@@ -899,16 +917,21 @@ def test_a_handler_that_has_begun_keeps_its_claim(
 ) -> None:
     """An interrupt while all of them are recorded gives nothing back, or they would run again."""
     receiver = by_hand(Receiver(store, monotonic=clock))
-
-    async def interrupted(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(receiver.blocking.store, "complete_many", interrupted)
         receiver.process_batch(THREE, lambda message: message.id)
+    assert given_back(receiver, clock) == ""
+
+
+async def interrupted(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def given_back(receiver: Receiver, clock: ManualClock) -> str:
+    """Which of the three are free after a moment."""
     clock.advance(1)
-    run(receiver._keeper.tick(store, clock()))
-    assert [in_store(receiver, name) for name in "abc"] == ["PENDING"] * 3
+    run(receiver._keeper.tick(receiver.store, clock()))
+    return "".join(name for name in "abc" if in_store(receiver, name) == "ABSENT")
 
 
 def test_after_an_interrupt_nobody_is_waited_for(store: Store, colour: Colour) -> None:

@@ -30,7 +30,9 @@ class Ears:
         self._start()
 
     def _start(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        """Entered by its lock: an exception of a signal handler could leave the condition itself locked."""
         self._waiting: dict[str, list[Wake]] = {}
         self._thread: threading.Thread | None = None
         self._connection: psycopg.Connection[Any] | None = None
@@ -39,7 +41,7 @@ class Ears:
     @contextmanager
     def listening(self, name: str, wake: Wake) -> Iterator[None]:
         """Have ``wake`` called, on another thread, when something happens to the record of this name."""
-        with self._changed:
+        with self._lock:
             self._waiting.setdefault(name, []).append(wake)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._listen, name="effectonce-ears", daemon=True)
@@ -47,7 +49,7 @@ class Ears:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._waiting[name].remove(wake)
                 if not self._waiting[name]:
                     del self._waiting[name]
@@ -55,7 +57,7 @@ class Ears:
     def hears(self, seconds: float) -> bool:
         """Whether listening has begun; waits until that is known."""
         if not self.open:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self.open or self._thread is None, seconds)
         return self.open
 
@@ -75,7 +77,7 @@ class Ears:
                 self.close()
             else:
                 self._hear(self._connection)
-        with self._changed:
+        with self._lock:
             self.open, self._thread, self._connection = False, None, None
             self._changed.notify_all()
             deaf = [wake for wakes in self._waiting.values() for wake in wakes]
@@ -84,13 +86,13 @@ class Ears:
 
     def _hear(self, connection: psycopg.Connection[Any]) -> None:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-        with self._changed:
+        with self._lock:
             self.open = True
             self._changed.notify_all()
         wanted_at = monotonic()
         while not self._closed and monotonic() - wanted_at < LINGER_SECONDS:
             for note in connection.notifies(timeout=LOOK_SECONDS):
-                with self._changed:
+                with self._lock:
                     wakes = list(self._waiting.get(note.payload, ()))
                 for wake in wakes:
                     wake(True)

@@ -108,7 +108,9 @@ class ThreadWires:
         self._stack: list[ThreadWire | None] = [None] * self._most
         self._all: set[ThreadWire] = set()
         self._waiting = 0
-        self._given_back = threading.Condition()
+        self._lock = threading.RLock()
+        self._given_back = threading.Condition(self._lock)
+        """Entered by its lock: an exception of a signal handler could leave the condition itself locked."""
 
     async def run(self, calls: Sequence[Call], together: bool = False) -> Sequence[Answer]:
         """Have statements executed. If a wire broke while nobody used it, they are sent again on a new one."""
@@ -202,7 +204,7 @@ class ThreadWires:
         except IndexError:
             pass
         deadline = time.monotonic() + self._seconds
-        with self._given_back:
+        with self._lock:
             self._waiting += 1
             try:
                 while not self._stack:
@@ -242,7 +244,7 @@ class ThreadWires:
             self._drop(wire)
 
     def _tell(self) -> None:
-        with self._given_back:
+        with self._lock:
             self._given_back.notify()
 
 

@@ -18,29 +18,31 @@ class Readers:
         self._open = open_connection
         self._idle: list[sqlite3.Connection] = []
         self._lent = 0
-        self._given_back = threading.Condition()
+        self._lock = threading.RLock()
+        self._given_back = threading.Condition(self._lock)
+        """Entered by its lock: an exception of a signal handler could leave the condition itself locked."""
 
     @contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:
         """A connection for one thread, for a while."""
-        with self._given_back:
+        with self._lock:
             connection = self._idle.pop() if self._idle else self._open()
             self._lent += 1
         try:
             yield connection
         finally:
-            with self._given_back:
+            with self._lock:
                 self._idle.append(connection)
                 self._lent -= 1
                 self._given_back.notify_all()
 
     def rest(self) -> None:
         """Lend no more, wait until all are back, and close them. ``resume`` ends the rest."""
-        self._given_back.acquire()
+        self._lock.acquire()
         self._given_back.wait_for(lambda: not self._lent, PATIENCE_SECONDS)
         while self._idle:
             self._idle.pop().close()
 
     def resume(self) -> None:
         """Lend again."""
-        self._given_back.release()
+        self._lock.release()

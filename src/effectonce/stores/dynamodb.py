@@ -167,11 +167,12 @@ class DynamoDBStore(_Verbs):
 
     async def send(self, steps: Sequence[Asked]) -> list[Any]:
         """Do steps on the caller's own thread; on others' with what they have to do, if there is much to do."""
-        if len(steps) == 1 and self._lanes.acquire(blocking=False):
+        lane = self._free_lane() if len(steps) == 1 else None
+        if lane is not None:
             try:
                 return [self._do(steps[0])]
             finally:
-                self._lanes.release()
+                self._lanes.append(lane)
         if len(steps) == 1 or len(steps) > MOST_WRITES:
             return _waited_for(self.crew().submit(steps))
         replies = self.perform(steps)
@@ -225,8 +226,14 @@ class DynamoDBStore(_Verbs):
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._lanes = threading.Semaphore(LONERS)
+        self._lanes = list(range(LONERS))
         self._watches = Watches(self._monotonic)
+
+    def _free_lane(self) -> int | None:
+        try:
+            return self._lanes.pop()
+        except IndexError:
+            return None
 
     # Steps
 
