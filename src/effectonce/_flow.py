@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,6 +94,8 @@ class Flow:
                 if not isinstance(opened, Attempt):
                     return opened
                 attempt = opened
+            if self.keeper.closing is not None and (refused := await self.turned_away(colour, call, attempt)):
+                return refused
             token = CURRENT.set(attempt)
             try:
                 has_begun = True
@@ -136,10 +139,31 @@ class Flow:
         ``answer`` is what a first claim met that was sent at ``started``.
         """
         try:
-            return await self._open(colour, call, answer, started)
+            opened = await self._open(colour, call, answer, started)
+            if self.keeper.closing is not None and isinstance(opened, Attempt):
+                return await self.turned_away(colour, call, opened) or opened
+            return opened
         except BaseException as error:
             self.interrupted(colour, call.claim, error)
             raise
+
+    async def turned_away(self, colour: Colour, call: Call, attempt: Attempt) -> Outcome[Any] | None:
+        """What a call gets whose claim was granted while its receiver was being closed: nobody would record its end.
+
+        Whoever closes looks for live attempts after it has said so, and waits for this one to be given back.
+        """
+        is_served = self.keeper.closing
+        if type(attempt) is not Attempt or is_served is None or is_served():
+            return None
+        claim = attempt.claim
+        with suppress(StoreError):
+            await colour.store.release(claim.key, claim.owner, attempt.fence, claim.keep, began=False)
+        self.close(attempt, None)
+        closed = StoreClosed(
+            "This receiver was closed before the handler began, so nothing was run. Make a new one.",
+            key=call.key,
+        )
+        return self.store_error(call, closed)
 
     def interrupted(self, colour: Colour, claim: Claim, error: BaseException) -> None:
         """A caller is gone before it began (Ctrl-C, a time limit): what it was granted unheard is to be given back.

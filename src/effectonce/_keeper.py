@@ -66,6 +66,8 @@ class Keeper:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.closing: Callable[[], bool] | None = None
+        """Since its receiver is being closed: whether a call is served all the same."""
 
     def forget(self, attempt: Attempt) -> None:
         """Stop renewing: the attempt has ended, or has to be left to its lease."""

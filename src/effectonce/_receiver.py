@@ -365,6 +365,8 @@ class Receiver:
 
     def _turn_away(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Refuse every call from now on."""
+        if self.store.features.durable:
+            self._keeper.closing = unless
         if self.circuit is not None:
             self.circuit.shut("This receiver was closed, so nothing was run. Make a new one.", unless)
 

@@ -156,7 +156,17 @@ class _Piece:
                 opened[index] = admitted
             else:
                 self.outcomes[index] = admitted
+        if flow.keeper.closing is not None:
+            await self._turn_away(opened)
         return opened
+
+    async def _turn_away(self, opened: dict[int, Attempt | None]) -> None:
+        for index, attempt in list(opened.items()):
+            if attempt and (
+                refused := await self.flow.turned_away(self.colour, self.slots[index][0], attempt)
+            ):
+                self.outcomes[index] = refused
+                del opened[index]
 
     async def _send(self, claims: list[Claim]) -> Sequence[Decision | StoreError]:
         try:

@@ -486,6 +486,12 @@ class TestBadInput:
             ("dynamodb://effects?region=x&create=maybe", "unknown or makes no sense"),
             ("dynamodb://effects?region=x&endpoint=localhost:8000", "http://localhost"),
             ("dynamodb://effects?region=x&endpoint=http://KEY:SECRET@localhost:8000", "no credentials in it"),
+            (
+                "dynamodb://effects?region=x&endpoint=http://KEY:SECRET%23@localhost:8000",
+                "no credentials in it",
+            ),
+            ("dynamodb://effects?region=x&endpoint=http://localhost:80000", "http://localhost:8000"),
+            ("dynamodb://KEY:SECRET#x@effects?region=x", "no place in a URL"),
         ],
     )
     def test_a_wrong_url_says_what_is_wrong(self, url: str, word: str) -> None:

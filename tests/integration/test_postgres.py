@@ -133,6 +133,15 @@ def test_a_wrong_database(place: Place, colour: Colour) -> None:
         colour.run(colour.of(store).claim(claim_of()))
 
 
+def test_a_closed_store_says_so(place: Place, driver: str) -> None:
+    """Nobody is sent to look after the server's address."""
+    store = place.store(driver=driver)
+    run(store.now())
+    store.close()
+    assert not store.health().ok
+    assert store.health().detail.endswith("is closed.")
+
+
 def test_a_server_that_hangs(place: Place, colour: Colour) -> None:
     """What is not answered in time is StoreUnavailable; when the server goes on, so does the store."""
     with FaultProxy(place.admin_url) as proxy, place.store(proxy.url, colour.driver, timeout=1.5) as store:

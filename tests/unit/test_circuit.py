@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,6 +77,17 @@ def test_failures_in_a_row_open_it() -> None:
     assert circuit.state == "closed"
     fail(circuit)
     assert circuit.state == "open"
+
+
+def test_an_open_circuit_names_nobody_elses_key(stage: Stage) -> None:
+    """Why the store is away is told to all; of whom it was learned is not."""
+    refused = StoreUnavailable("It refused.", key="another tenant's")
+    stage.store.fail("claim", error=refused)
+    for _ in range(6):
+        with pytest.raises(StoreUnavailable) as caught:
+            stage.process(must_not_run)
+    assert "away (It refused.)" in str(caught.value)
+    assert "tenant" not in str(caught.value)
 
 
 def test_what_fails_at_once_with_a_connection_is_one_failure() -> None:
@@ -201,6 +213,42 @@ def test_an_open_circuit_does_not_ask_the_store(stage: Stage) -> None:
     assert stage.store.calls == []
     assert 0 < refused.value.retry_after <= 5
     assert stage.changes() == ["opened"]
+
+
+@pytest.mark.parametrize("breaker", [Breaker(), None])
+@pytest.mark.parametrize("way", ["process", "batch", "block"])
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_claim_that_is_granted_while_its_receiver_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_over: bool, breaker: Breaker | None
+) -> None:
+    """Nobody would record what its handler did: it never begins. Its key is free, unless the store is closed, too."""
+    receiver = Receiver(f"sqlite:///{tmp_path / 'e.db'}", breaker=breaker)
+    store: Any = receiver.blocking.store
+
+    async def granted(ask: Any, asked: Any) -> Any:
+        answer = await ask(asked)
+        receiver.close() if is_over else receiver._turn_away()
+        return answer
+
+    for verb in ("claim", "claim_many"):
+        monkeypatch.setattr(store, verb, partial(granted, getattr(store, verb)))
+
+    def block() -> None:
+        with receiver.claim(Key.parse(receiver.key_of(EVENT))):
+            must_not_run(EVENT)
+
+    if way == "batch":
+        (outcome,) = receiver.process_batch([EVENT], must_not_run)
+        assert isinstance(outcome.error, StoreClosed)
+    else:
+        with pytest.raises(StoreClosed, match="closed before the handler began"):
+            block() if way == "block" else receiver.process(EVENT, must_not_run)
+    assert not receiver._keeper.live
+    with Receiver(f"sqlite:///{tmp_path / 'e.db'}") as other:
+        record = other.get(other.key_of(EVENT))
+        assert record is not None
+        assert record.state is (State.PENDING if is_over else State.ABSENT)
+    receiver.close()
 
 
 def test_a_closed_receiver_says_so_and_runs_nothing(stage: Stage) -> None:

@@ -243,7 +243,8 @@ class Exchange:
                 flow.note_replay(call, record, left)
                 known = answer_in(record)
                 return self.given(replayed(call, record)) if known is None else self.again(known)
-            if verdict is CLAIMED and record is not None and flow.monotonic() - started < call[0].lease:
+            is_straight = verdict is CLAIMED and flow.keeper.closing is None
+            if is_straight and record is not None and flow.monotonic() - started < call[0].lease:
                 self.attempt, self.wish = flow.begin(call, CLAIMED, record, started), Wish()
                 return None
         except BaseException:

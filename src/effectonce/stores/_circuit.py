@@ -163,7 +163,8 @@ class Circuit:
             return
         self._failed_at = now
         self._in_a_row += 1
-        self._count(failed=1, why=str(error))
+        # Without the key: others are told why, too, and it may be another tenant's.
+        self._count(failed=1, why=str(error).removesuffix(f" [key {error.key}]"))
 
     def _count(self, *, failed: int = 0, slow: int = 0, why: str) -> None:
         with self._lock:

@@ -15,7 +15,18 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg  # type: ignore[import-untyped]
 
 from ..errors import UsageError
-from ._postgres_sql import PATIENCE, STALE, Answer, Call, Lost, Refusal, TimedOut, check_version, settings
+from ._postgres_sql import (
+    PATIENCE,
+    STALE,
+    Answer,
+    Call,
+    Closed,
+    Lost,
+    Refusal,
+    TimedOut,
+    check_version,
+    settings,
+)
 from ._urls import shown
 
 T = TypeVar("T")
@@ -168,7 +179,7 @@ class LoopWires:
 
     async def _open(self) -> Any:
         if self._closed:
-            raise Lost("the store is closed")
+            raise Closed("the store is closed")
         connection = await self._connect()
         self._all.add(connection)
         return connection

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from ._postgres_sql import PATIENCE, Answer, Call, Lost, TimedOut
+from ._postgres_sql import PATIENCE, Answer, Call, Closed, Lost, TimedOut
 from ._postgres_wire import Connect, Encoded, Wire, dialler
 
 __all__ = ["LoopWires", "dialler"]
@@ -116,7 +116,7 @@ class LoopWires:
     def take_back(self, wire: LoopWire) -> None:
         """A wire is free again."""
         if self._closed or len(self._stack) >= self._most:
-            wire.fail(Lost("the store is closed"))
+            wire.fail(Closed("the store is closed"))
         else:
             self._stack.append(wire)
 
@@ -135,7 +135,7 @@ class LoopWires:
         """Close every wire. To be called on the loop, or when it does not run any more."""
         self._closed = True
         for wire in list(self._all):
-            wire.fail(Lost("the store is closed"))
+            wire.fail(Closed("the store is closed"))
 
     def forget(self) -> None:
         """Let go of everything in a forked child."""
@@ -145,7 +145,7 @@ class LoopWires:
     async def _open(self) -> LoopWire:
         """Connecting may have to wait for a name to be resolved, which libpq does not do beside a loop."""
         if self._closed:
-            raise Lost("the store is closed")
+            raise Closed("the store is closed")
         opening = asyncio.get_running_loop().run_in_executor(None, self._connect)
         try:
             connection = await asyncio.shield(opening)

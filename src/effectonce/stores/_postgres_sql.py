@@ -40,6 +40,10 @@ class Lost(Exception):
     """There is no connection, or no longer. What was on its way may have been done or not."""
 
 
+class Closed(Lost):
+    """The store was closed."""
+
+
 class TimedOut(Lost):
     """The server did not answer in time, so that connection was given up."""
 

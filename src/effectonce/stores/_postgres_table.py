@@ -8,7 +8,7 @@ from math import ceil
 from typing import Final
 
 from ..errors import EffectOnceError, StoreError, StoreMismatch, StoreUnavailable, UsageError
-from ._postgres_sql import Call, Lost, Refusal, Row, Statement, Statements, Wires
+from ._postgres_sql import Call, Closed, Lost, Refusal, Row, Statement, Statements, Wires
 from ._steps import Kept
 from ._urls import shown
 
@@ -154,6 +154,8 @@ class Table:
     def unreachable(self, lost: Lost) -> StoreError:
         """What to say when there is no answer."""
         why = " ".join(str(lost).split()).rstrip(".?")
+        if isinstance(lost, Closed):
+            return StoreUnavailable(f"The store {self.shown} is closed.")
         if "unsupported startup parameter" in why:
             return StoreMismatch(f"{self.shown} refused the settings of a session: {why}. {POOLED}")
         if "prepared statement" in why:

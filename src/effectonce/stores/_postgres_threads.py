@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from ._postgres_sql import PATIENCE, Answer, Call, Lost, Row, Statement, TimedOut
+from ._postgres_sql import PATIENCE, Answer, Call, Closed, Lost, Row, Statement, TimedOut
 from ._postgres_wire import OK, TUPLES, Connect, Encoded, Wire, dialler
 
 __all__ = ["ThreadWires", "dialler"]
@@ -220,7 +220,7 @@ class ThreadWires:
         """A new wire, for an empty place that was taken."""
         try:
             if self._closed:
-                raise Lost("the store is closed")
+                raise Closed("the store is closed")
             wire = ThreadWire(self._connect(), self._prepare)
         except BaseException:
             self._drop(None)

@@ -190,9 +190,7 @@ def renewing(renewal: Renewal) -> Conversation[bool]:
 def _swapping(before: Record, after: Record) -> Conversation[bool]:
     swapped = yield Swap(before, after)
     if swapped is KEPT:
-        raise StoreUnavailable(
-            f"A transaction that is still open has the record of {before.key!r}. Try again."
-        )
+        raise StoreUnavailable("A transaction that is still open has the record. Try again.", key=before.key)
     return cast("bool", swapped)
 
 
@@ -202,8 +200,9 @@ def _refused(before: Record | None, record: Record, times: int) -> int:
         return 0
     if times >= MOST_REFUSALS:
         raise StoreMismatch(
-            f"The server shows the record of {record.key!r} and does not change it, though nobody else did. Look for a "
-            "trigger on its table, or for row level security."
+            "The server shows the record and does not change it, though nobody else did. Look for a trigger on its "
+            "table, or for row level security.",
+            key=record.key,
         )
     return times + 1
 

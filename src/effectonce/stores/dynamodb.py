@@ -144,7 +144,7 @@ class DynamoDBStore(_Verbs):
     def from_url(cls, url: str, options: dict[str, str]) -> DynamoDBStore:
         """``dynamodb://table?region=eu-west-1``, ``&endpoint=http://localhost:8000&timeout=5&create=no&skew=7200``."""
         parts = urlsplit(url)
-        if not parts.netloc or "@" in parts.netloc or parts.path not in ("", "/"):
+        if not parts.netloc or "@" in parts.netloc or parts.fragment or parts.path not in ("", "/"):
             raise UsageError(
                 f"{shown(url)!r} does not name a table and nothing else. Write dynamodb://TABLE?region=REGION; "
                 "credentials are found by boto3 and have no place in a URL."
@@ -438,7 +438,7 @@ def _check(table: str, endpoint: str | None, timeout: float, skew: float) -> Non
         raise UsageError(
             f"{table!r} can't be a table's name: DynamoDB wants 3 to 255 letters, digits, _, - and dots."
         )
-    if endpoint is not None and not re.fullmatch(r"https?://[^@\s]+", endpoint):
+    if endpoint is not None and not _is_endpoint(endpoint):
         raise UsageError(
             f"endpoint={shown(endpoint)!r} must be a URL such as http://localhost:8000, with no credentials in it."
         )
@@ -446,6 +446,14 @@ def _check(table: str, endpoint: str | None, timeout: float, skew: float) -> Non
         raise UsageError(f"timeout={timeout!r} must be a number of seconds above 0.")
     if not 0 <= skew < math.inf:
         raise UsageError(f"skew={skew!r} must be a number of seconds, 0 or more.")
+
+
+def _is_endpoint(url: str) -> bool:
+    """Whether a URL names a server, and nothing else."""
+    try:
+        return re.fullmatch(r"https?://[^@#\s]+", url) is not None and urlsplit(url).port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 def _is_small(step: Asked) -> bool:
