@@ -37,6 +37,8 @@ class Attempt:
 
     flow: Flow
     policy: Policy
+    party: object = None
+    """The same for all that were claimed in one batch, and are recorded together."""
     outer: Attempt | None = None
     """The attempt whose handler has begun this one, where that is worth remembering: in a transaction."""
 

@@ -76,7 +76,7 @@ class Waiting:
         """
         key, owner = self._call.key, decision.record and decision.record.owner
         around = [attempt for attempt in surrounding() if attempt.key == key]
-        if running is not None and _is_of_this_line(running, colour):
+        if running is not None and (_is_of_this_line(running, colour) or _is_of_this_party(running)):
             around.append(running)
         return any(not owner or attempt.claim.owner == owner for attempt in around)
 
@@ -91,6 +91,11 @@ class Waiting:
             pass
         await colour.pause(min(self._pause, seconds))
         self._pause = min(self._pause * 2, LAST_PAUSE)
+
+
+def _is_of_this_party(attempt: Attempt) -> bool:
+    """Whether it is in one batch with what runs around this: its result is recorded when both have run."""
+    return attempt.party is not None and any(each.party is attempt.party for each in surrounding())
 
 
 def _is_of_this_line(attempt: Attempt, colour: Colour) -> bool:

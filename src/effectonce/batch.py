@@ -156,6 +156,10 @@ class _Piece:
                 opened[index] = admitted
             else:
                 self.outcomes[index] = admitted
+        party = object()  # none of them is recorded before all of them have run
+        for attempt in opened.values():
+            if attempt is not None:
+                attempt.party = party
         if flow.keeper.closing is not None:
             await self._turn_away(opened)
         return opened

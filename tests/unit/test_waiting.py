@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextvars import copy_context
 from typing import Any
 
 import pytest
-from tests.unit.receiving import Counted, StagedStore
+from tests.unit.receiving import Counted, StagedStore, must_not_run
 
 from effectonce import Message, Policy, Receiver, StoreUnavailable
 from effectonce._records import Record, Verdict
@@ -111,6 +112,34 @@ def test_a_key_of_the_batch_that_has_its_turn_later_is_not_waited_for() -> None:
         return receiver.process(Message("e-2"), handler).value if message.id == "e-1" else message.id
 
     first, second = receiver.process_batch([Message("e-1"), Message("e-2")], handler)
+    assert isinstance(first.error, UsageError)
+    assert second.value == "e-2"
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_a_key_of_the_batch_that_has_run_is_not_waited_for(colour: str) -> None:
+    """Wherever it ran, it is recorded with all the others, when this handler has ended."""
+    receiver, ran = Receiver("memory://"), threading.Event()
+
+    def handler(message: Message) -> Any:
+        if message.id == "e-1":
+            assert ran.wait(20)
+            return receiver.process(Message("e-2"), must_not_run).value
+        ran.set()
+        return message.id
+
+    async def ahandler(message: Message) -> Any:
+        if message.id == "e-1":
+            await asyncio.to_thread(ran.wait, 20)
+            return (await receiver.aprocess(Message("e-2"), must_not_run)).value
+        ran.set()
+        return message.id
+
+    both = [Message("e-1"), Message("e-2")]
+    if colour == "blocking":
+        first, second = receiver.process_batch(both, handler)
+    else:
+        first, second = asyncio.run(receiver.aprocess_batch(both, ahandler))
     assert isinstance(first.error, UsageError)
     assert second.value == "e-2"
 
