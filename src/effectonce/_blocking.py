@@ -132,10 +132,8 @@ class Blocking:
                     with helper:
                         pass
                 return results, interrupted
-            except (
-                BaseException
-            ) as error:  # Ctrl-C: what has begun is brought to its end, the rest never begins
-                todo.clear()
+            except BaseException as error:
+                todo.clear()  # Ctrl-C: what has begun is brought to its end, the rest never begins
                 interrupted = error
 
     def close(self) -> None:

@@ -365,7 +365,7 @@ class Receiver:
 
     def _turn_away(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Refuse every call from now on."""
-        if self.store.features.durable:
+        if self.store.features.durable:  # what is in memory is not closed, and serves until the end
             self._keeper.closing = unless
         if self.circuit is not None:
             self.circuit.shut("This receiver was closed, so nothing was run. Make a new one.", unless)
