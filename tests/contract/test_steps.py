@@ -11,10 +11,24 @@ import pytest
 
 from effectonce._blocking import run
 from effectonce._protocol import is_expired
-from effectonce._records import NOBODY, Claim, Completion, Record, Renewal, State
+from effectonce._records import NOBODY, Claim, Completion, Record, Renewal, State, Verdict, make
 from effectonce.errors import StoreMismatch, StoreUnavailable
 from effectonce.stores import Features, Store, StoreStats
-from effectonce.stores._steps import DONE, Add, Added, End, Found, Hold, Read, Save, Step, SteppingStore, Swap
+from effectonce.stores._dynamodb_items import Kept
+from effectonce.stores._steps import (
+    DONE,
+    MOST_REFUSALS,
+    Add,
+    Added,
+    End,
+    Found,
+    Hold,
+    Read,
+    Save,
+    Step,
+    SteppingStore,
+    Swap,
+)
 from effectonce.testing.clocks import ManualClock
 from effectonce.testing.contract import StoreContract
 
@@ -159,3 +173,32 @@ def test_a_server_that_changes_nothing() -> None:
     ):
         with pytest.raises(StoreMismatch, match="does not change it"):
             run(verb())
+
+
+class Contested(Steps):
+    """A server without a clock, on which somebody else renews the record just before each of the first changes."""
+
+    def __init__(self, clock: ManualClock, times: int) -> None:
+        super().__init__(clock)
+        self.times = times
+
+    def do(self, step: Step, now: float) -> Any:
+        if type(step) is Swap and self.times:
+            self.times -= 1
+            return False
+        reply = super().do(step, now)
+        return Found(self.as_read(reply.record, now), now) if type(reply) is Found and reply.record else reply
+
+    def as_read(self, record: Record, now: float) -> Record:
+        kept: Kept = make(Kept, record)
+        kept.held, kept.seen_at = f"version {self.times}", now
+        return kept
+
+
+def test_a_record_that_others_renew_meanwhile() -> None:
+    """A change that comes too late is asked for again and again, though times that stand tell no renewals apart."""
+    store = Contested(ManualClock(), 5 * MOST_REFUSALS)
+    claim = Claim("k", b"o" * 16, b"", 1.0, 60.0)
+    first, again = run(store.claim(claim)), run(store.claim(claim))
+    assert (first.verdict, again.verdict) == (Verdict.CLAIMED, Verdict.CLAIMED)
+    assert not store.times

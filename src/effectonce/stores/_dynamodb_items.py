@@ -41,10 +41,21 @@ Version = tuple[int, int]
 
 
 class Kept(Record):
-    """A record as it was read: which version of a held one it was (the attribute ``l``), and when."""
+    """A record as it was read: which version of a held one it was (the attribute ``l``), and when.
+
+    Versions differ also where a clock that stands gave both the same times.
+    """
 
     held: str
     seen_at: float
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) is True and getattr(other, "held", self.held) == self.held
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = Record.__hash__
 
 
 def item_of(record: Record, lease: float, version: int, times: Item, result: Item) -> Item:
