@@ -160,10 +160,9 @@ def _open(
         if case.is_fixed:
             most = one.row.operations or case.operations
             one.operations = case.whole_steps(most * effort.operations_share, most)
-        elif repetition:
-            one.worker.ask("slice", operations=one.operations)
         else:
-            one.operations = _slice_of(case, one, effort)
+            one.operations = one.operations or _slice_of(case, one, effort)
+            one.worker.ask("slice", operations=max(one.operations, case.warm_up))
     except (NoServer, WorkerError) as error:
         one.result.error = str(error)
 

@@ -56,6 +56,8 @@ class Case:
     slices: int = 4
     repetitions: int | None = None
     prefill: int = 0
+    warm_up: int = 0
+    """Operations of each new process before it is measured, where a slice's are too few to know the store by."""
     is_fixed: bool = False
     """Exactly `operations` per slice, without calibration: exact counts and one-shot figures."""
     is_timed: bool = False
@@ -83,6 +85,8 @@ class Case:
 
 QUICKLY_FILLED = 10_000
 """Keys that a store has within moments."""
+ACQUAINTED = 20_000
+"""Reads of random keys after which a new process of a server has mapped the memory that two million of them fill."""
 RAW = Row("raw", "raw")
 USUAL = Row("usual code", "usual", note="by hand, unfenced")
 WITHIN = 1.3
@@ -131,6 +135,7 @@ def growth_case(
         ),
         # Few new keys, or the small store would not stay small.
         operations=100 if op == "new" else 2_000,
+        warm_up=ACQUAINTED if op == "dup" and "server" in more else 0,
         is_full_only=True,
         **more,
     )
