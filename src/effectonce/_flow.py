@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,12 +89,9 @@ class Flow:
             if verdict is CLAIMED and record is not None and self.monotonic() - started < claim.lease:
                 attempt = self.begin(call, CLAIMED, record, started)
             else:
-                opened = await self.open(colour, call, answer, started)
-                if not isinstance(opened, Attempt):
-                    return opened
-                attempt = opened
-            if self.keeper.closing is not None and (refused := await self.turned_away(colour, call, attempt)):
-                return refused
+                attempt = await self.open(colour, call, answer, started)
+            if not isinstance(attempt, Attempt):
+                return attempt
             token = CURRENT.set(attempt)
             try:
                 has_begun = True
@@ -139,31 +135,10 @@ class Flow:
         ``answer`` is what a first claim met that was sent at ``started``.
         """
         try:
-            opened = await self._open(colour, call, answer, started)
-            if self.keeper.closing is not None and isinstance(opened, Attempt):
-                return await self.turned_away(colour, call, opened) or opened
-            return opened
+            return await self._open(colour, call, answer, started)
         except BaseException as error:
             self.interrupted(colour, call.claim, error)
             raise
-
-    async def turned_away(self, colour: Colour, call: Call, attempt: Attempt) -> Outcome[Any] | None:
-        """What a call gets whose claim was granted while its receiver was being closed: nobody would record its end.
-
-        Whoever closes looks for live attempts after it has said so, and waits for this one to be given back.
-        """
-        is_served = self.keeper.closing
-        if type(attempt) is not Attempt or is_served is None or is_served():
-            return None
-        claim = attempt.claim
-        with suppress(StoreError):
-            await colour.store.release(claim.key, claim.owner, attempt.fence, claim.keep, began=False)
-        self.close(attempt, None)
-        closed = StoreClosed(
-            "This receiver was closed before the handler began, so nothing was run. Make a new one.",
-            key=call.key,
-        )
-        return self.store_error(call, closed)
 
     def interrupted(self, colour: Colour, claim: Claim, error: BaseException) -> None:
         """A caller is gone before it began (Ctrl-C, a time limit): what it was granted unheard is to be given back.
@@ -225,8 +200,8 @@ class Flow:
             return self.replay(call, record, decision.retry_after)
         return self.refuse(call, decision)
 
-    def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt:
-        """A claim was granted: from here on its lease is kept."""
+    def begin(self, call: Call, verdict: Verdict, record: Record, started: float) -> Attempt | Outcome[Any]:
+        """A claim was granted: from here on its lease is kept, or it is given back, if its receiver is being closed."""
         claim = call.claim
         attempt = Attempt(claim, record.fence, record.attempts, started, self.monotonic)
         attempt.flow, attempt.policy = self, call.policy
@@ -234,6 +209,12 @@ class Flow:
             attempt.progress = record.result
         keeper = self.keeper
         keeper.live[claim.owner] = attempt
+        if keeper.closing is not None and keeper.turns_away(attempt):
+            closed = StoreClosed(
+                "This receiver was closed before the handler began, so nothing was run. Make a new one.",
+                key=call.key,
+            )
+            return self.store_error(call, closed)
         if started + claim.lease / RENEW_SHARE < keeper.wake_at:
             keeper.rouse(attempt.renew_at)
         kind: EventKind = "taken_over" if verdict is TAKEN_OVER else "claimed"

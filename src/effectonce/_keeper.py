@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from ._attempt import Attempt
 from ._blocking import run
-from ._records import Ending, Renewal, State
+from ._records import Completion, Ending, Renewal, State
 from .errors import StoreUnavailable
 from .stores.base import PartlyAnswered
 
 if TYPE_CHECKING:
-    from ._records import Claim, Completion
+    from ._records import Claim
     from .hooks import EventKind
     from .stores.base import Store
 
@@ -98,11 +98,25 @@ class Keeper:
             self._unheard[claim.owner] = unheard = _Unheard(claim, now)
             self.rouse(unheard.ask_at)
 
-    def carry(self, attempt: Attempt, ending: Completion) -> None:
+    def turns_away(self, attempt: Attempt) -> bool:
+        """Whether an attempt that is live by now may not run, since nobody would record its end: then it is given back.
+
+        Whoever closes looks for live attempts after it has said so, and waits for this one.
+        """
+        if self.closing is None or self.closing():
+            return False
+        key, owner, keep = attempt.claim.key, attempt.claim.owner, attempt.claim.keep
+        unused = Completion(key, owner, attempt.fence, State.ABSENT, None, keep, began=False)
+        self.carry(attempt, unused, pause=0.0)
+        if self._closed:
+            self.forget(attempt)
+        return True
+
+    def carry(self, attempt: Attempt, ending: Completion, pause: float | None = None) -> None:
         """Go on writing an ending: a process that dies before it is written leaves an effect without its record."""
         now = self._monotonic()
         attempt.unrecorded, attempt.carried_since = ending, now
-        attempt.postpone(now + _soon(attempt.claim))
+        attempt.postpone(now + (_soon(attempt.claim) if pause is None else pause))
         attempt.end(None)
         self.live[attempt.claim.owner] = attempt  # also one whose lease was given up while the store was away
         self.rouse(attempt.renew_at)

@@ -138,12 +138,11 @@ class _Piece:
         opened: dict[int, Attempt | None] = {}
         for index, decision in zip(indexes, decisions, strict=True):
             call = self.slots[index][0]
-            if type(decision) is Decision and decision.verdict is CLAIMED and decision.record is not None:
-                opened[index] = flow.begin(call, CLAIMED, decision.record, sent_at)
-                continue  # the way of nearly every message
             admitted: Attempt | Outcome[Any]
             try:
-                if isinstance(decision, StoreError):
+                if type(decision) is Decision and decision.verdict is CLAIMED and decision.record is not None:
+                    admitted = flow.begin(call, CLAIMED, decision.record, sent_at)  # as nearly every message
+                elif isinstance(decision, StoreError):
                     admitted = flow.fall_back(call, decision, sent_at)
                 elif _has_to_wait(call, decision):
                     opened[index] = None
@@ -160,17 +159,7 @@ class _Piece:
         for attempt in opened.values():
             if attempt is not None:
                 attempt.party = party
-        if flow.keeper.closing is not None:
-            await self._turn_away(opened)
         return opened
-
-    async def _turn_away(self, opened: dict[int, Attempt | None]) -> None:
-        for index, attempt in list(opened.items()):
-            if attempt and (
-                refused := await self.flow.turned_away(self.colour, self.slots[index][0], attempt)
-            ):
-                self.outcomes[index] = refused
-                del opened[index]
 
     async def _send(self, claims: list[Claim]) -> Sequence[Decision | StoreError]:
         try:

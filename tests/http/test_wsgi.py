@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 from wsgiref.util import setup_testing_defaults
@@ -15,8 +16,10 @@ from wsgiref.validate import validator
 
 import httpx
 import pytest
+from tests.unit.receiving import ClosedMeanwhile, must_not_run
 
 from effectonce import NotApplied, Policy, Receiver, current
+from effectonce._blocking import run
 from effectonce.errors import StoreUnavailable, UsageError
 from effectonce.http import PUBLIC, Request, Route, nothing_happened, remember
 from effectonce.http._intake import IN_MEMORY, PIECE
@@ -43,9 +46,15 @@ class Server:
     """A WSGI server for one app, in this process. ``sent`` is what came last."""
 
     def __init__(
-        self, app: App, *, clock: Callable[[], float] | None = None, valid: bool = True, **words: Any
+        self,
+        app: App,
+        *,
+        clock: Callable[[], float] | None = None,
+        valid: bool = True,
+        store: Any = "memory://",
+        **words: Any,
     ) -> None:
-        store: Any = "memory://" if clock is None else MemoryStore(clock=clock)
+        store = store if clock is None else MemoryStore(clock=clock)
         clocks: dict[str, Any] = {} if clock is None else {"monotonic": clock}
         self.events: list[str] = []
         hooks = [lambda event: self.events.append(event.kind)]
@@ -169,6 +178,17 @@ def test_what_is_covered_can_not_be_tricked_out_of_it(trick: dict[str, Any]) -> 
 
 
 # -- What the app may do -------------------------------------------------------------------------------------------
+
+
+def test_what_arrives_while_the_receiver_is_closed_never_begins(tmp_path: Path) -> None:
+    """Not even if it is closed between the claim and the app. The key is given back."""
+    server = Server(must_not_run, store=f"sqlite:///{tmp_path / 'e.db'}")
+    server.receiver._keeper.live = ClosedMeanwhile(server.receiver)
+    status, _, body = server.send()
+    assert (status, b"unavailable" in body) == (503, True)
+    server.receiver.close()
+    with Receiver(f"sqlite:///{tmp_path / 'e.db'}") as other:
+        assert run(other.store.stats()).by_state == {"ABSENT": 1}
 
 
 def test_an_app_may_write() -> None:

@@ -110,6 +110,18 @@ def must_not_run(*_: Any, **__: Any) -> Any:
     raise AssertionError("the handler ran")
 
 
+class ClosedMeanwhile(dict[bytes, Any]):
+    """The live attempts of a receiver that somebody begins to close just before an attempt becomes one of them."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__()
+        self._receiver = receiver
+
+    def __setitem__(self, owner: bytes, attempt: Any) -> None:
+        self._receiver._turn_away()
+        super().__setitem__(owner, attempt)
+
+
 class Crash(BaseException):
     """Ends a handler as a dying process would: without its word."""
 

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.unit.receiving import Colour, Counted, Crash, StagedStore, Told, by_hand, must_not_run, running
+from tests.unit.receiving import (
+    ClosedMeanwhile,
+    Colour,
+    Counted,
+    Crash,
+    StagedStore,
+    Told,
+    by_hand,
+    must_not_run,
+    running,
+)
 
 from effectonce import KeyReused, Message, Policy, Receiver, StoreUnavailable, current
 from effectonce._blocking import run
@@ -217,9 +227,9 @@ def test_an_open_circuit_does_not_ask_the_store(stage: Stage) -> None:
 
 @pytest.mark.parametrize("breaker", [Breaker(), None])
 @pytest.mark.parametrize("way", ["process", "batch", "block"])
-@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("moment", ["granted", "begun", "over"])
 def test_a_claim_that_is_granted_while_its_receiver_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_over: bool, breaker: Breaker | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, moment: str, breaker: Breaker | None
 ) -> None:
     """Nobody would record what its handler did: it never begins. Its key is free, unless the store is closed, too."""
     receiver = Receiver(f"sqlite:///{tmp_path / 'e.db'}", breaker=breaker)
@@ -227,7 +237,10 @@ def test_a_claim_that_is_granted_while_its_receiver_is_closed(
 
     async def granted(ask: Any, asked: Any) -> Any:
         answer = await ask(asked)
-        receiver.close() if is_over else receiver._turn_away()
+        if moment == "begun":
+            receiver._keeper.live = ClosedMeanwhile(receiver)
+        else:
+            receiver.close() if moment == "over" else receiver._turn_away()
         return answer
 
     for verb in ("claim", "claim_many"):
@@ -243,12 +256,12 @@ def test_a_claim_that_is_granted_while_its_receiver_is_closed(
     else:
         with pytest.raises(StoreClosed, match="closed before the handler began"):
             block() if way == "block" else receiver.process(EVENT, must_not_run)
+    receiver.close()
     assert not receiver._keeper.live
     with Receiver(f"sqlite:///{tmp_path / 'e.db'}") as other:
         record = other.get(other.key_of(EVENT))
         assert record is not None
-        assert record.state is (State.PENDING if is_over else State.ABSENT)
-    receiver.close()
+        assert record.state is (State.PENDING if moment == "over" else State.ABSENT)
 
 
 def test_a_closed_receiver_says_so_and_runs_nothing(stage: Stage) -> None:

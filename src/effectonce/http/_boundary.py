@@ -238,15 +238,12 @@ class Exchange:
         verdict, record, left = decision if type(decision) is Decision else NO_ANSWER
         try:
             if verdict is REPLAY and record is not None:
-                if self._set_aside:
-                    self._give_back()
+                self._give_back()
                 flow.note_replay(call, record, left)
                 known = answer_in(record)
                 return self.given(replayed(call, record)) if known is None else self.again(known)
-            is_straight = verdict is CLAIMED and flow.keeper.closing is None
-            if is_straight and record is not None and flow.monotonic() - started < call[0].lease:
-                self.attempt, self.wish = flow.begin(call, CLAIMED, record, started), Wish()
-                return None
+            if verdict is CLAIMED and record is not None and flow.monotonic() - started < call[0].lease:
+                return self._admit(flow.begin(call, CLAIMED, record, started))
         except BaseException:
             self.abandon()
             raise
@@ -254,28 +251,31 @@ class Exchange:
 
     async def _look_into(self, decision: Decision | BaseException | None) -> Answer | None:
         """Go on after a decision that is neither of the straight ways."""
-        unused = self._set_aside
         try:
-            if unused and type(decision) is Decision and decision.verdict is BUSY:
-                unused = self._give_back()  # while it waits for another's key, new ones may come
+            if type(decision) is Decision and decision.verdict is BUSY:
+                self._give_back()  # while it waits for another's key, new ones may come
             opened = await self.flow.open(self.colour, self.call, decision, self._started)
-            if not isinstance(opened, Attempt):
-                return self._refusal(opened)
-            unused = False
+            if isinstance(opened, Unprotected):
+                log.warning('The store is away, and by fallback="open" this runs unprotected: %s', opened.key)
+            return self._admit(opened)
         except BaseException:
+            self._give_back()
             self.abandon()
             raise
-        finally:
-            if unused:
-                self._give_back()
-        if isinstance(opened, Unprotected):
-            log.warning('The store is away, and by fallback="open" this runs unprotected: %s', opened.key)
-        self.attempt, self.wish = opened, Wish()
-        return None
 
-    def _give_back(self) -> bool:
-        self._set_aside = False
-        return self.quota.give_back(self.scope)
+    def _admit(self, opened: Attempt | Outcome[Answer]) -> Answer | None:
+        """None if the handler has to run, or what to answer instead."""
+        if isinstance(opened, Attempt):
+            self.attempt, self.wish = opened, Wish()
+            return None
+        self._give_back()
+        return self._refusal(opened)
+
+    def _give_back(self) -> None:
+        """The new key that was set aside is not used."""
+        if self._set_aside:
+            self._set_aside = False
+            self.quota.give_back(self.scope)
 
     def _refusal(self, outcome: Outcome[Answer]) -> Answer:
         if isinstance(outcome.error, LateArrival):
