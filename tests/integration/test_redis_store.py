@@ -88,6 +88,12 @@ def test_a_url_with_a_mistake_is_refused(url: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
+def test_a_file_of_certificates_that_is_not_there() -> None:
+    """It is named."""
+    with pytest.raises(UsageError, match=r"ca='/no/such/file\.pem' is no file with certificates"):
+        open_store("rediss://host/0?ca=/no/such/file.pem")
+
+
 @pytest.mark.parametrize(
     "choices",
     [

@@ -272,11 +272,14 @@ def parsed(url: str, ca: str | None, tls: ssl.SSLContext | None) -> Target:
         raise UsageError(f"{shown(url)!r} does not end with the number of a database, such as /0.")
     try:
         seeds = tuple([_address(host) for host in hosts.split(",")])
-        context = tls or (ssl.create_default_context(cafile=ca) if secure else None)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise UsageError(f"{shown(url)!r} can't be used: {error}. Write redis://host:port/0.") from None
     if not secure and (ca or tls):
         raise UsageError(f"{shown(url)!r} has no TLS, so it needs no certificates. Write rediss://.")
+    try:
+        context = tls or (ssl.create_default_context(cafile=ca) if secure else None)
+    except OSError as error:
+        raise UsageError(f"ca={ca!r} is no file with certificates: {error}.") from None
     return Target(seeds, clustered, unquote(user), unquote(password), int(path or 0), context)
 
 
