@@ -273,6 +273,25 @@ def test_rows_that_may_be_hidden(place: Place, colour: Colour) -> None:
             assert colour.run(colour.of(store).claim(claim_of())).verdict is Verdict.CLAIMED
 
 
+@pytest.mark.parametrize("granted", ["SELECT, INSERT", "SELECT"])
+def test_a_role_that_may_not_do_everything(place: Place, colour: Colour, granted: str) -> None:
+    """One that could begin and not end is told before anything runs. Who only looks may do so."""
+    with place.session() as session:
+        with place.store() as store:
+            run(store.claim(claim_of("known")))
+        session(f"REVOKE ALL ON {place.table} FROM {place.user}")
+        session(f"GRANT {granted} ON {place.table} TO {place.user}")
+        with place.store(driver=colour.driver) as store:
+            verbs: Any = colour.of(store)
+            with pytest.raises(StoreMismatch, match="Grant this role SELECT, INSERT, UPDATE and DELETE"):
+                colour.run(verbs.claim(claim_of("new")))
+            if granted == "SELECT":
+                assert colour.run(verbs.get("known")) is not None
+        session(f"GRANT ALL ON {place.table} TO {place.user}")
+        with place.store(driver=colour.driver) as store:
+            assert colour.run(colour.of(store).get("new")) is None
+
+
 def test_another_programs_table(place: Place, colour: Colour) -> None:
     """A table that is not ours is left alone."""
     with place.session() as session:

@@ -132,13 +132,20 @@ class Table:
                 "rotate=6h, or choose another name with ?table=."
             )
 
-    def _check(self, comment: str | None, encoding: str, commits: str, syncs: str, hides_rows: bool) -> None:
+    def _check(
+        self, comment: str | None, encoding: str, commits: str, syncs: str, hides_rows: bool, begins_only: bool
+    ) -> None:
         self.check_kind(comment)
         if hides_rows:
             raise StoreMismatch(
                 f"Row level security may hide rows of {self.name} from this role, and a key that it can't see is not "
                 f"known to be done. Turn it off (ALTER TABLE {self.name} DISABLE ROW LEVEL SECURITY), or exempt the "
                 "role (ALTER ROLE … BYPASSRLS)."
+            )
+        if begins_only:
+            raise StoreMismatch(
+                f"This role may put records into {self.name}, but not change them: what it began it could not end. "
+                f"{ADVICE['42501']}"
             )
         if encoding not in ENCODINGS:
             raise StoreMismatch(
