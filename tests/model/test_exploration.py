@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from tests.model.scenarios import (
     LEASE_OVER,
@@ -25,8 +27,10 @@ from effectonce.testing.simulation._world import World
 pytestmark = pytest.mark.timeout(600)  # of work without a pause, which takes long beside others
 
 
-def named(cases: list[Scenario]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+def named(cases: list[Scenario], wide: Collection[str] = ()) -> pytest.MarkDecorator:
+    """Cases under their names. Those that are wide are for ``./test --soak``."""
+    marked = [pytest.param(case, marks=[pytest.mark.soak] if case.name in wide else []) for case in cases]
+    return pytest.mark.parametrize("case", marked, ids=lambda case: case.name)
 
 
 @named(QUICK)
@@ -48,8 +52,10 @@ def test_every_schedule_with_more_faults_keeps_every_invariant(case: Scenario) -
         scenario("a result", ask("ada"), ask("bob"), losses=2, ticks=1),
         scenario("a failure", ask("ada", fails), ask("bob"), losses=2, ticks=1, cancels=1),
         scenario("a remembered error", ask("ada", declines), ask("bob"), losses=2, ticks=1, cancels=1),
-        scenario("a result of another time", ask("ada"), losses=2, ticks=2, steps=(THIRD, LEASE_OVER)),
-    ]
+        scenario("a result of another time", ask("ada"), losses=2, ticks=1, steps=(THIRD, LEASE_OVER)),
+        scenario("a result of any time", ask("ada"), losses=2, ticks=2, steps=(THIRD, LEASE_OVER)),
+    ],
+    wide=["a result of any time"],
 )
 def test_endings_that_the_keeper_carries_home_keep_every_invariant(
     case: Scenario, monkeypatch: pytest.MonkeyPatch
