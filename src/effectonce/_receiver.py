@@ -89,6 +89,8 @@ class Receiver:
         self._functions = Functions()
         codec.prepare()
         tell_of_forks(self._keeper)
+        if self.circuit is not None:
+            tell_of_forks(self.circuit)
 
     @cached_property
     def asyncio(self) -> Asyncio:
@@ -335,6 +337,7 @@ class Receiver:
     def close(self, drain: Duration = "5s") -> None:
         """Wait for running attempts (at most ``drain``; 0 is not at all), stop renewing leases and close the store.
 
+        Claims that are on their way are waited for, too, and given back, so that their keys are free at once.
         Calls that still come get ``StoreClosed``, except from handlers that are running; only ``memory://`` serves them
         until the end. What runs when ``drain`` is over ends unrecorded, and its key waits for its lease.
 
@@ -344,8 +347,10 @@ class Receiver:
         deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
         inside = _is_inside() or ("asyncio" in sys.modules and _on_a_loop())
         self._turn_away(unless=_is_inside)
-        while self._keeper.live and not inside and time.monotonic() < deadline:
-            time.sleep(0.005)
+        for pause in self._looks():
+            while self._is_busy() and not inside and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.0 if inside else pause)
         self._keeper.close()
         self.blocking.close()
         self._turn_away()
@@ -357,11 +362,21 @@ class Receiver:
 
         deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
         self._turn_away(unless=_is_inside)
-        while (  # noqa: ASYNC110  # attempts end on any thread and any loop; none of them should pay for telling
-            self._keeper.live and not _is_inside() and time.monotonic() < deadline
-        ):
-            await sleep(0.005)
+        for pause in self._looks():
+            while (  # noqa: ASYNC110  # attempts end on any thread and any loop; none of them should pay for telling
+                self._is_busy() and not _is_inside() and time.monotonic() < deadline
+            ):
+                await sleep(0.005)
+            await sleep(pause)
         self.close()
+
+    def _looks(self) -> tuple[float, ...]:
+        """The pauses after looks at what is under way: who has just been granted its claim is about to begin."""
+        return (0.0,) if self.circuit is None or not self.store.features.durable else (0.001, 0.0)
+
+    def _is_busy(self) -> bool:
+        """Whether something runs, is about to be recorded or given back, or is asked for, so that it may be granted."""
+        return bool(self._keeper.live or (self.circuit is not None and self.circuit.asked))
 
     def _turn_away(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Refuse every call from now on."""

@@ -53,6 +53,7 @@ URLS = {
     "mysql://user:hush@host:3306/a/b": "names no database",
     "mysql://user:hu#sh@host:3306/a": "names no database",
     "mariadb://user:hush@host:port/db": "a port or an option",
+    "mysql://user:hush@host:0/db": "a port or an option",
     "mariadb://user:hush@host/db?tabel=x": "table=NAME",
     "mysql://user:hush@host/db?timeout=soon": "timeout=SECONDS",
     "mysql://user:hush@host/db?create=maybe": "create=yes|no",

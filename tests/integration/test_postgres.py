@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 from tests.integration import postgres_helpers
 from tests.integration.postgres_helpers import Place, Session
@@ -30,6 +31,7 @@ from tests.integration.sql_places import (
 from tests.integration.sql_stories import SqlStories, show_a_batch_done_in_part
 from tests.servers import Server
 from tests.servers.proxy import FaultProxy
+from tests.unit.receiving import must_not_run
 
 from effectonce import Message, Receiver
 from effectonce._blocking import run
@@ -273,7 +275,7 @@ def test_rows_that_may_be_hidden(place: Place, colour: Colour) -> None:
             assert colour.run(colour.of(store).claim(claim_of())).verdict is Verdict.CLAIMED
 
 
-@pytest.mark.parametrize("granted", ["SELECT, INSERT", "SELECT"])
+@pytest.mark.parametrize("granted", ["SELECT, INSERT", "SELECT, INSERT, UPDATE (fence)", "SELECT"])
 def test_a_role_that_may_not_do_everything(place: Place, colour: Colour, granted: str) -> None:
     """One that could begin and not end is told before anything runs. Who only looks may do so."""
     with place.session() as session:
@@ -287,6 +289,13 @@ def test_a_role_that_may_not_do_everything(place: Place, colour: Colour, granted
                 colour.run(verbs.claim(claim_of("new")))
             if granted == "SELECT":
                 assert colour.run(verbs.get("known")) is not None
+        if "INSERT" in granted:
+            with (
+                Receiver(place.url()) as receiver,
+                psycopg.connect(place.url().partition("?")[0]) as own,
+                pytest.raises(StoreMismatch, match="what it began it could not end"),
+            ):
+                receiver.on(own).process(Message("new"), must_not_run)
         session(f"GRANT ALL ON {place.table} TO {place.user}")
         with place.store(driver=colour.driver) as store:
             assert colour.run(colour.of(store).get("new")) is None

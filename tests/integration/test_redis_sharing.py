@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -547,6 +547,20 @@ def test_a_watcher_is_told(store: RedisStore, valkey: HasURL, prefix: str, colou
             assert run(store.release("k", held.owner, held.fence, LONG, began_at_all)) is Ending.DONE
         assert watcher.answer() is True
         assert time.monotonic() - began < 20
+
+
+@COLOURS
+def test_a_watch_ends_with_its_store(store: RedisStore, valkey: HasURL, prefix: str, colour: str) -> None:
+    """Who waits for another process is not left waiting when its own store is closed."""
+    held = hold(store, "k")
+    other = RedisStore(valkey.url, prefix=prefix)
+    watcher = Caller(lambda: in_colour(colour, other, lambda verbs: verbs.watch(held, 3600.0)))
+    with clients(valkey.url) as (client,):
+        wait_until(lambda: client.pubsub_numsub(f"{prefix}k")[0][1] == 1, what="Somebody who listens")
+        other.close()
+        with suppress(StoreUnavailable):
+            watcher.answer()
+        wait_until(lambda: client.pubsub_numsub(f"{prefix}k")[0][1] == 0, what="Nobody who listens")
 
 
 @COLOURS

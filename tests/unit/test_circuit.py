@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.integration.sqlite_helpers import Caller
 from tests.unit.receiving import (
     ClosedMeanwhile,
     Colour,
@@ -33,7 +36,7 @@ from effectonce.stores._crowds import CrowdStore
 from effectonce.stores._guarded import GuardedStore, guarded
 from effectonce.stores._waiters import Waiter
 from effectonce.stores.memory import MemoryStore
-from effectonce.testing.clocks import ManualClock
+from effectonce.testing.clocks import ManualClock, wait_until
 
 EVENT = Message("e-1", {"cents": 5})
 GONE = StoreUnavailable("gone")
@@ -262,6 +265,55 @@ def test_a_claim_that_is_granted_while_its_receiver_is_closed(
         record = other.get(other.key_of(EVENT))
         assert record is not None
         assert record.state is (State.PENDING if moment == "over" else State.ABSENT)
+
+
+@pytest.mark.parametrize("way", ["process", "batch"])
+def test_a_claim_that_is_on_its_way_when_its_receiver_is_closed(
+    tmp_path: Path, colour: Colour, way: str
+) -> None:
+    """Its answer is waited for: what was granted is given back, so that its key is free and in no doubt."""
+    receiver = Receiver(f"sqlite:///{tmp_path / 'e.db'}")
+    own = receiver.blocking if colour.name == "blocking" else receiver.asyncio
+    store: Any = own.store.store
+    asked = threading.Event()
+
+    async def slowly(ask: Any, claim: Any) -> Any:
+        answer = await ask(claim)
+        asked.set()
+        wait_until(lambda: receiver._keeper.closing is not None)
+        return answer
+
+    def caller() -> None:
+        if way == "process":
+            colour.process(receiver, EVENT, must_not_run)
+        for outcome in colour.batch(receiver, [EVENT], must_not_run):
+            raise outcome.error or AssertionError
+
+    store.claim, store.claim_many = partial(slowly, store.claim), partial(slowly, store.claim_many)
+    calling = Caller(caller)
+    assert asked.wait(20)
+    receiver.close()
+    with pytest.raises(StoreClosed):
+        calling.answer()
+    with Receiver(f"sqlite:///{tmp_path / 'e.db'}") as other:
+        record = other.get(other.key_of(EVENT))
+        assert record is not None
+        assert record.state is State.ABSENT
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system can't fork")
+def test_a_child_does_not_wait_for_its_parents_claims(tmp_path: Path) -> None:
+    """What other threads of the parent have asked for is answered to them alone."""
+    with Receiver(f"sqlite:///{tmp_path / 'e.db'}") as receiver:
+        circuit = receiver.circuit
+        assert circuit is not None
+        with circuit.asking(), circuit._lock:
+            assert receiver._is_busy()
+            child = os.fork()
+            if child == 0:
+                os._exit(int(receiver._is_busy() or circuit._lock.locked()))
+            assert os.waitpid(child, 0)[1] == 0
+            assert receiver._is_busy()
 
 
 def test_a_closed_receiver_says_so_and_runs_nothing(stage: Stage) -> None:

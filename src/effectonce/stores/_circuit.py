@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
@@ -71,6 +72,9 @@ class Circuit:
         self.monotonic = monotonic
         self.told = told
         self.closed = True
+        self.asked: set[object] = set()
+        """Whose claims and endings are on their way. Whoever closes waits for them, for what is granted has to be given
+        back."""
         self._slow, self._window, self._recovery = (
             seconds(breaker.slow),
             seconds(breaker.window),
@@ -97,9 +101,30 @@ class Circuit:
                 if len(self._servers) >= MOST_SERVERS:  # addresses come and go
                     self._servers.clear()
                 circuit = self._servers[place] = Circuit(self.breaker, self.monotonic, self.told)
+                circuit.asked = self.asked
                 if self._shut:
                     circuit.shut(self._shut, self._may_pass)
             return circuit
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While many are asked for together."""
+        many = object()
+        self.asked.add(many)
+        try:
+            yield
+        finally:
+            self.asked.discard(many)
+
+    def before_fork(self) -> None:
+        """Nothing to bring to rest: a child begins with a lock of its own."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """What the parent's threads were about is not the child's."""
+        if in_child:
+            self.asked.clear()
+            for circuit in (self, *self._servers.values()):
+                circuit._lock = threading.Lock()
 
     @property
     def state(self) -> CircuitState:

@@ -37,12 +37,15 @@ class GuardedStore(Store):
         circuit = self.circuit
         if not circuit.closed:
             circuit.admit()
+        circuit.asked.add(claim.owner)
         started = circuit.monotonic()
         try:
             decision = await self.store.claim(claim)
         except StoreError as error:
             circuit.failed(error, started)
             raise
+        finally:
+            circuit.asked.discard(claim.owner)
         circuit.answered(circuit.monotonic() - started)
         return decision
 
@@ -50,7 +53,8 @@ class GuardedStore(Store):
         """Ask for many keys, unless the circuit is open."""
         if not self.circuit.closed:
             self.circuit.admit()
-        return await self._watched(self.store.claim_many(claims))
+        with self.circuit.asking():
+            return await self._watched(self.store.claim_many(claims))
 
     async def complete(self, completion: Completion) -> Ending:
         """End a claim, whatever the circuit says."""
@@ -150,6 +154,7 @@ def _asked(
     waiter = send(order) if circuit.closed else None
     if waiter is None:
         return (yield from otherwise(order).__await__())
+    circuit.asked.add(order.owner)
     started = circuit.monotonic()
     try:
         if waiter.answer is WAITING:
@@ -163,6 +168,8 @@ def _asked(
     except StoreError as error:
         circuit.failed(error, started)
         raise
+    finally:
+        circuit.asked.discard(order.owner)
     circuit.answered(circuit.monotonic() - started)
     return decision
 
@@ -183,7 +190,8 @@ class GuardedServers(GuardedStore):
         if asked:
             try:
                 keys = [claim.key for claim in asked]
-                decided = await self._tell_of_each(self.store.claim_many(asked), keys)
+                with self.circuit.asking():
+                    decided = await self._tell_of_each(self.store.claim_many(asked), keys)
                 heard = decided
             except PartlyAnswered as error:
                 heard = [error.reason if answer is None else answer for answer in error.answers]

@@ -213,6 +213,7 @@ _UNEXPIRED: Final = """(
     record.expires_at > date_part('epoch', clock_timestamp()) OR record.state & 7 = 4 OR record.state & 15 = 9
 )"""
 
+_BEGINS_ONLY: Final = "has_any_column_privilege(oid, 'INSERT') AND NOT has_table_privilege(oid, 'UPDATE')"
 _IS_MEANT: Final = """EXISTS (
     SELECT FROM pg_proc AS beside
     WHERE beside.oid = to_regproc('{put}') AND {named}
@@ -243,6 +244,7 @@ class Statements:
             "{follow}": ", slot = {current}" if rotating else "",
             "{and_unexpired}": " AND {unexpired}" if rotating else "",
             "{mine}": _MINE, "{settled}": _SETTLED, "{is_meant}": _IS_MEANT,
+            "{begins_only}": _BEGINS_ONLY,
             "{named}": _NAMED_BY_PATH if rotating else _NAMED,
             "{current}": _CURRENT, "{unexpired}": _UNEXPIRED, "{hurries}": "false" if patient else "true",
             "{table}": table, "{put}": f'{stem}_put"', "{channel}": self.channel,

@@ -36,7 +36,7 @@ POOLED: Final = (
 )
 ADVICE: Final = {
     "42P05": POOLED,
-    "42501": "Grant this role SELECT, INSERT, UPDATE and DELETE on the table.",
+    "42501": "Grant this role SELECT, INSERT, UPDATE and DELETE on the table, and USAGE on its schema.",
     "42P01": "It was there before: find out who dropped it. Without it nobody knows what has happened already.",
 }
 
@@ -132,20 +132,30 @@ class Table:
                 "rotate=6h, or choose another name with ?table=."
             )
 
+    def check_rights(self, begins_only: bool) -> None:
+        """Raise if a role may begin and not end."""
+        if begins_only:
+            raise StoreMismatch(
+                f"This role may put records into {self.name}, but not change them: what it began it could not end. "
+                f"{ADVICE['42501']}"
+            )
+
     def _check(
-        self, comment: str | None, encoding: str, commits: str, syncs: str, hides_rows: bool, begins_only: bool
+        self,
+        comment: str | None,
+        encoding: str,
+        commits: str,
+        syncs: str,
+        hides_rows: bool,
+        begins_only: bool,
     ) -> None:
         self.check_kind(comment)
+        self.check_rights(begins_only)
         if hides_rows:
             raise StoreMismatch(
                 f"Row level security may hide rows of {self.name} from this role, and a key that it can't see is not "
                 f"known to be done. Turn it off (ALTER TABLE {self.name} DISABLE ROW LEVEL SECURITY), or exempt the "
                 "role (ALTER ROLE … BYPASSRLS)."
-            )
-        if begins_only:
-            raise StoreMismatch(
-                f"This role may put records into {self.name}, but not change them: what it began it could not end. "
-                f"{ADVICE['42501']}"
             )
         if encoding not in ENCODINGS:
             raise StoreMismatch(
@@ -165,6 +175,11 @@ class Table:
             return StoreUnavailable(f"The store {self.shown} is closed.")
         if "unsupported startup parameter" in why:
             return StoreMismatch(f"{self.shown} refused the settings of a session: {why}. {POOLED}")
+        if "read-only transaction" in why:
+            return StoreUnavailable(
+                f"{self.shown} only reads: {why}. It is a standby, or default_transaction_read_only is on. Give the "
+                "URL of a server that writes, or turn that off; then try again with the same key."
+            )
         if "prepared statement" in why:
             return StoreUnavailable(f"{self.shown} has lost a statement: {why}. {POOLED}")
         return StoreUnavailable(

@@ -156,6 +156,11 @@ class Wire:
         if self._socket is not None:
             self._socket.close()
 
+    def wake(self) -> None:
+        """Have whoever waits here, on another thread, find that it was hung up."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
     def _rest(self) -> None:
         """Let the system watch the time where it can: otherwise Python asks it twice, when it may read and to read."""
         timeout = self._target.timeout
@@ -194,6 +199,7 @@ class Station:
         self._idle: list[Wire] = []
         self._wires: WeakSet[Wire] = WeakSet()
         """All that there are but for those that listen. Who is interrupted forgets its own without a word."""
+        self._listening: set[Wire] = set()
         self._line: deque[Place] = deque()
         """Where others wait for one. A place that was left by an interruption costs the connection it is given."""
         self._confirm = target.waiting
@@ -257,17 +263,24 @@ class Station:
         self._wires.discard(wire)  # it may take long, and nobody is to wait in line for it
         self._hand_over(None)
         try:
+            self._listening.add(wire)
+            if self._closed:  # also by who did not see it listen
+                raise closed()
             reply = wire.watch(channel, request, seconds) if wire.can_tell else None
         except BaseException as error:
             self._lose(wire, error)
+        finally:
+            self._listening.discard(wire)
         self._wires.add(wire)
         self._take_back(wire)
         return reply
 
     def close(self) -> None:
-        """Hang up; who waits for a reply gets it, and whoever comes later does not."""
+        """Hang up; who waits for a reply gets it, and whoever listens or comes later does not."""
         self._closed = True
         self.hang_up()
+        for wire in list(self._listening):
+            wire.wake()
         while self._hand_over(None):
             pass
 

@@ -200,6 +200,8 @@ class MySQLStore(_Verbs):
         try:
             chosen = {name: known[name](value) for name, value in options.items()}
             place: dict[str, Any] = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
+            if parts.port == 0:
+                raise ValueError("no server has it")
         except (KeyError, ValueError):
             raise UsageError(
                 f"{shown(url)!r} has a port or an option that is unknown or makes no sense. Known are table=NAME, "

@@ -274,11 +274,16 @@ def parsed(url: str, ca: str | None, tls: ssl.SSLContext | None) -> Target:
         seeds = tuple([_address(host) for host in hosts.split(",")])
     except ValueError as error:
         raise UsageError(f"{shown(url)!r} can't be used: {error}. Write redis://host:port/0.") from None
+    if len(seeds) > 1 and not clustered:
+        raise UsageError(
+            f"{shown(url)!r} names several servers that know nothing of each other. Of a cluster, write "
+            f"{scheme}+cluster://; else, name one."
+        )
     if not secure and (ca or tls):
         raise UsageError(f"{shown(url)!r} has no TLS, so it needs no certificates. Write rediss://.")
     try:
         context = tls or (ssl.create_default_context(cafile=ca) if secure else None)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"ca={ca!r} is no file with certificates: {error}.") from None
     return Target(seeds, clustered, unquote(user), unquote(password), int(path or 0), context)
 
@@ -287,4 +292,6 @@ def _address(host: str) -> Address:
     parts = urlsplit(f"//{host}")
     if not parts.hostname or parts.path or parts.query or parts.fragment:
         raise ValueError(f"{host!r} names no host")
+    if parts.port == 0:
+        raise ValueError("no server has port 0")
     return parts.hostname, parts.port or 6379

@@ -66,8 +66,9 @@ class InPostgres(TransactionStore):
 
     def seen(self, rows: Sequence[Values]) -> None:
         if rows and not self._table.ready:
-            home, comment = map(_text, rows[0])
+            home, comment, begins_only = map(_text, rows[0])
             self._table.check_kind(comment)
+            self._table.check_rights(begins_only)
             _HOMES[self._store] = home
         self._sql = self._at_home()
 

@@ -52,13 +52,12 @@ COMMENT ON TABLE {table} IS 'effectonce schema 1: effects that happened, one row
 -- Through pg_class, because to_regclass alone sees a table that is newer than this statement, and without its comment.
 SELECT obj_description(oid, 'pg_class'), current_setting('server_encoding'), current_setting('synchronous_commit'),
        current_setting('fsync'), row_security_active(oid),
-       has_any_column_privilege(oid, 'INSERT') AND NOT has_any_column_privilege(oid, 'UPDATE'),
-       {is_meant}, relnamespace::regnamespace::text
+       {begins_only}, {is_meant}, relnamespace::regnamespace::text
 FROM pg_class WHERE oid = to_regclass($1::text);
 
 -- The same over a user's connection. A table that its function does not mean is left to the store itself.
 -- name: look
-SELECT relnamespace::regnamespace::text, obj_description(oid, 'pg_class')
+SELECT relnamespace::regnamespace::text, obj_description(oid, 'pg_class'), {begins_only}
 FROM pg_class WHERE oid = to_regclass('{table}') AND {is_meant};
 
 -- name: now
