@@ -110,8 +110,8 @@ class Circuit:
     def asking(self) -> Iterator[None]:
         """While many are asked for together."""
         many = object()
-        self.asked.add(many)
         try:
+            self.asked.add(many)
             yield
         finally:
             self.asked.discard(many)

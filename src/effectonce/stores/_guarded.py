@@ -37,9 +37,9 @@ class GuardedStore(Store):
         circuit = self.circuit
         if not circuit.closed:
             circuit.admit()
-        circuit.asked.add(claim.owner)
         started = circuit.monotonic()
         try:
+            circuit.asked.add(claim.owner)
             decision = await self.store.claim(claim)
         except StoreError as error:
             circuit.failed(error, started)
@@ -154,9 +154,9 @@ def _asked(
     waiter = send(order) if circuit.closed else None
     if waiter is None:
         return (yield from otherwise(order).__await__())
-    circuit.asked.add(order.owner)
     started = circuit.monotonic()
     try:
+        circuit.asked.add(order.owner)
         if waiter.answer is WAITING:
             yield waiter
         answer = waiter.answer
