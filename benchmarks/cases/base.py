@@ -85,8 +85,6 @@ class Case:
 
 QUICKLY_FILLED = 10_000
 """Keys that a store has within moments."""
-ACQUAINTED = 20_000
-"""Reads of random keys after which a new process of a server has mapped the memory that two million of them fill."""
 RAW = Row("raw", "raw")
 USUAL = Row("usual code", "usual", note="by hand, unfenced")
 WITHIN = 1.3
@@ -112,12 +110,7 @@ def batches(**bounds: float) -> tuple[Row, Row]:
 def growth_case(
     store: str, label: str, op: str, keys: int, *, floor: float | None = None, **more: Any
 ) -> Case:
-    """The cost at many keys against the same contender's cost at a thousand, both stores open side by side.
-
-    Which core a server's process wakes up on is worth more than all that growth costs, so duplicates on a server are
-    measured with many processes.
-    """
-    is_asked = op == "dup" and "server" in more
+    """The cost at many keys against the same contender's cost at a thousand, both stores open side by side."""
     return Case(
         name=f"{store}-growth-{op}",
         title=f"{label}, {op}, {keys:,} keys (ratio to 1,000 keys)",
@@ -140,8 +133,6 @@ def growth_case(
         ),
         # Few new keys, or the small store would not stay small.
         operations=100 if op == "new" else 2_000,
-        warm_up=ACQUAINTED if is_asked else 0,
-        repetitions=11 if is_asked else None,
         is_full_only=True,
         **more,
     )
