@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
@@ -347,10 +347,8 @@ class Receiver:
         deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
         inside = _is_inside() or ("asyncio" in sys.modules and _on_a_loop())
         self._turn_away(unless=_is_inside)
-        for pause in self._looks():
-            while self._is_busy() and not inside and time.monotonic() < deadline:
-                time.sleep(0.005)
-            time.sleep(0.0 if inside else pause)
+        for pause in () if inside else self._pauses(deadline):
+            time.sleep(pause)
         self._keeper.close()
         self.blocking.close()
         self._turn_away()
@@ -362,17 +360,20 @@ class Receiver:
 
         deadline = time.monotonic() + seconds(drain, "drain", may_be_zero=True)
         self._turn_away(unless=_is_inside)
-        for pause in self._looks():
-            while (  # noqa: ASYNC110  # attempts end on any thread and any loop; none of them should pay for telling
-                self._is_busy() and not _is_inside() and time.monotonic() < deadline
-            ):
-                await sleep(0.005)
+        for pause in () if _is_inside() else self._pauses(deadline):
             await sleep(pause)
         self.close()
 
-    def _looks(self) -> tuple[float, ...]:
-        """The pauses after looks at what is under way: who has just been granted its claim is about to begin."""
-        return (0.0,) if self.circuit is None or not self.store.features.durable else (0.001, 0.0)
+    def _pauses(self, deadline: float) -> Iterator[float]:
+        """Pauses until nothing is under way: attempts end on any thread and any loop, and none should pay for telling.
+
+        A store that will be closed is looked at twice: who has just been granted its claim is about to begin.
+        """
+        for look in range(2 if self.store.features.durable else 1):
+            if look:
+                yield 0.001
+            while self._is_busy() and time.monotonic() < deadline:
+                yield 0.005
 
     def _is_busy(self) -> bool:
         """Whether something runs, is about to be recorded or given back, or is asked for, so that it may be granted."""

@@ -37,7 +37,7 @@ from ._exchange import (
     word_on,
 )
 from ._names import MOST_NAMES, OPERATION
-from ._quota import Quota
+from ._quota import Quota, Share
 from ._rules import (
     SAFE,
     Request,
@@ -182,7 +182,6 @@ class Exchange:
     wish: Wish
     _kept: Answer
     _started = 0.0
-    _set_aside = False  # a new key, of those that the caller may use
 
     def __init__(
         self,
@@ -196,6 +195,7 @@ class Exchange:
         self.boundary, self.rules, self.colour = boundary, rules, colour
         self.flow = boundary.receiver.flow
         self.key, self.scope = key, scope
+        self._share = Share(boundary.quota, scope, rules.max_new_keys)
         self.marks: tuple[Header, ...] = (rules.header_name, echoed(key, lines)), rules.exposed
         """The headers that say which key an answer belongs to."""
 
@@ -219,11 +219,9 @@ class Exchange:
     def _ask(self, fingerprint: bytes) -> Claim:
         """What to ask the store for."""
         rules, boundary, scope = self.rules, self.boundary, self.scope
-        limit, terms, may_create = rules.max_new_keys, rules.terms, True
-        if limit is not None:
-            may_create = self._set_aside = boundary.quota.take(scope, limit)
-            if not may_create:
-                terms = terms.but(late="reject", dead_letter=None)
+        terms, may_create = rules.terms, self._share.take()
+        if not may_create:
+            terms = terms.but(late="reject", dead_letter=None)
         name = (boundary.prefixes.get(scope) or boundary.prefix_of(scope)) + self.key
         self.call = call = call_of(name, fingerprint, terms, ANSWER, may_create)
         self._started = self.flow.monotonic()
@@ -238,7 +236,7 @@ class Exchange:
         verdict, record, left = decision if type(decision) is Decision else NO_ANSWER
         try:
             if verdict is REPLAY and record is not None:
-                self._give_back()
+                self._share.give_back()
                 flow.note_replay(call, record, left)
                 known = answer_in(record)
                 return self.given(replayed(call, record)) if known is None else self.again(known)
@@ -253,13 +251,13 @@ class Exchange:
         """Go on after a decision that is neither of the straight ways."""
         try:
             if type(decision) is Decision and decision.verdict is BUSY:
-                self._give_back()  # while it waits for another's key, new ones may come
+                self._share.give_back()  # while it waits for another's key, new ones may come
             opened = await self.flow.open(self.colour, self.call, decision, self._started)
             if isinstance(opened, Unprotected):
                 log.warning('The store is away, and by fallback="open" this runs unprotected: %s', opened.key)
             return self._admit(opened)
         except BaseException:
-            self._give_back()
+            self._share.give_back()
             self.abandon()
             raise
 
@@ -268,14 +266,8 @@ class Exchange:
         if isinstance(opened, Attempt):
             self.attempt, self.wish = opened, Wish()
             return None
-        self._give_back()
+        self._share.give_back()
         return self._refusal(opened)
-
-    def _give_back(self) -> None:
-        """The new key that was set aside is not used."""
-        if self._set_aside:
-            self._set_aside = False
-            self.quota.give_back(self.scope)
 
     def _refusal(self, outcome: Outcome[Answer]) -> Answer:
         if isinstance(outcome.error, LateArrival):

@@ -22,7 +22,6 @@ from ..sessions._server import sound
 from ..stores import Store
 from ._boundary import Boundary, Exchange
 from ._exchange import ANSWER, Answer, Header, Problem, problem_of
-from ._quota import Share
 from ._rules import Rules
 from ._wishes import Wish
 
@@ -52,7 +51,6 @@ class SessionExchange(Exchange):
     ) -> None:
         super().__init__(boundary, rules, colour, str(request.number), scope)
         self.flow, self._request, self._sessions = sessions.receiver.flow, request, sessions
-        self._share = Share(boundary.quota, scope, rules.max_new_keys)
         exposed = f"{NUMBER}, {rules.replayed_header}".encode()
         self.marks = (NUMBER.lower().encode(), self.key.encode()), (b"access-control-expose-headers", exposed)
 

@@ -85,7 +85,7 @@ class AtomicExchange(Exchange):
         colour = on.asyncio if _awaits(on) else on.blocking
         super().__init__(boundary, rules, colour, key, scope, lines)
         self.flow = on.flow
-        self._share = share or Share(boundary.quota, scope, rules.max_new_keys)
+        self._share = share or self._share
 
     async def open(self, fingerprint: bytes) -> Answer | None:
         """Claim the key: the answer to give at once, or None if the handler has to run."""
